@@ -1,0 +1,381 @@
+//! Which computations are compared, and their errors over all samples.
+
+use amla::{
+    Backend, Elements, Error, Options, Output, Precision, Problem, Rescale, Workspace, reference,
+};
+use half::bf16;
+use indicatif::{ProgressBar, ProgressStyle};
+use rayon::ThreadPoolBuilder;
+use rayon::prelude::*;
+
+use crate::cli::Cli;
+use crate::inputs::{D_V, DISTRIBUTIONS, Distribution, Sample};
+use crate::metrics;
+
+/// Query heads that one task of a scalar reference computes.
+const SLICE: usize = 16;
+
+/// How attention is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// Flash attention, the paper's Algorithm 1.
+    Base,
+    /// The paper's Algorithm 2 to the letter.
+    AsPrinted,
+    /// Algorithm 2 with the corrected compensation.
+    Compensated,
+    /// Integer reference exponents.
+    Exact,
+}
+
+impl Method {
+    /// Its name in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Base => "base",
+            Self::AsPrinted => "as_printed",
+            Self::Compensated => "compensated",
+            Self::Exact => "exact",
+        }
+    }
+
+    /// Its name in tables.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Base => "Base",
+            Self::AsPrinted => "AMLA as printed",
+            Self::Compensated => "compensated",
+            Self::Exact => "exact",
+        }
+    }
+}
+
+/// What carries a computation out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// Scalar code beside the paper.
+    Reference,
+    /// The library's kernel, on the backend of the experiment.
+    Kernel,
+}
+
+/// The format of the output, as an index into a [`Scores`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Rounded to BF16.
+    Bf16,
+    /// Unrounded.
+    F32,
+}
+
+impl Format {
+    /// Both, the paper's first.
+    pub const ALL: [Self; 2] = [Self::Bf16, Self::F32];
+
+    /// Its name in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bf16",
+            Self::F32 => "f32",
+        }
+    }
+
+    /// Its name in tables.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Bf16 => "BF16",
+            Self::F32 => "FP32",
+        }
+    }
+}
+
+/// One of the compared computations: a row of the tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    pub method: Method,
+    pub engine: Engine,
+    pub precision: Precision,
+}
+
+/// The rows of the tables, in order.
+pub const RUNS: [Run; 9] = {
+    use Engine::{Kernel, Reference};
+    use Method::{AsPrinted, Base, Compensated, Exact};
+    use Precision::{Bf16, Bf16x2};
+    [
+        Run::new(Base, Reference, Bf16),
+        Run::new(AsPrinted, Reference, Bf16),
+        Run::new(Compensated, Reference, Bf16),
+        Run::new(Compensated, Kernel, Bf16),
+        Run::new(Compensated, Kernel, Bf16x2),
+        Run::new(Exact, Reference, Bf16),
+        Run::new(Exact, Kernel, Bf16),
+        Run::new(Exact, Reference, Bf16x2),
+        Run::new(Exact, Kernel, Bf16x2),
+    ]
+};
+
+impl Run {
+    pub const fn new(method: Method, engine: Engine, precision: Precision) -> Self {
+        Self {
+            method,
+            engine,
+            precision,
+        }
+    }
+
+    /// The name of its precision in JSON.
+    pub const fn precision_name(&self) -> &'static str {
+        match self.precision {
+            Precision::Bf16 => "bf16",
+            Precision::Bf16x2 => "bf16x2",
+        }
+    }
+}
+
+/// An error against Golden.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Score {
+    /// Relative Frobenius error, the mean over samples.
+    pub error: f64,
+    /// The largest absolute error of any element.
+    pub worst: f64,
+}
+
+impl Score {
+    fn of(got: &[f32], golden: &[f64]) -> Self {
+        Self {
+            error: metrics::relative_frobenius(got, golden),
+            worst: metrics::worst(got, golden),
+        }
+    }
+
+    fn mean(scores: impl ExactSizeIterator<Item = Self>) -> Self {
+        let count = scores.len() as f64;
+        let sum = scores.fold(Self::default(), |sum, score| Self {
+            error: sum.error + score.error,
+            worst: sum.worst.max(score.worst),
+        });
+        Self {
+            error: sum.error / count,
+            ..sum
+        }
+    }
+}
+
+/// What was found under one distribution.
+pub struct Column {
+    pub distribution: &'static Distribution,
+    measured: Measured,
+}
+
+impl Column {
+    /// The score of a run, which must be one of [`RUNS`].
+    pub fn score(&self, run: &Run, format: Format) -> Score {
+        let index = RUNS.iter().position(|other| other == run);
+        self.measured.scores[index.expect("a run of the experiment")][format as usize]
+    }
+
+    /// The error of Golden itself once rounded to BF16: nobody's is smaller.
+    pub fn rounding(&self) -> Score {
+        self.measured.rounding
+    }
+}
+
+/// The scores of one sample, or of many together.
+struct Measured {
+    /// Of each of the [`RUNS`], in each [`Format`].
+    scores: [[Score; 2]; RUNS.len()],
+    /// Of Golden rounded to BF16.
+    rounding: Score,
+}
+
+impl Measured {
+    fn mean(samples: &[Self]) -> Self {
+        Self {
+            scores: std::array::from_fn(|run| {
+                std::array::from_fn(|format| {
+                    Score::mean(samples.iter().map(|sample| sample.scores[run][format]))
+                })
+            }),
+            rounding: Score::mean(samples.iter().map(|sample| sample.rounding)),
+        }
+    }
+}
+
+/// What to measure, and under which conditions.
+pub struct Experiment {
+    pub samples: usize,
+    pub rows: usize,
+    pub context: usize,
+    pub block_n: usize,
+    pub seed: u64,
+    pub distributions: Vec<&'static Distribution>,
+    pub backend: Backend,
+}
+
+impl Experiment {
+    pub fn new(cli: &Cli, backend: Backend) -> Self {
+        let chosen = |distribution: &&Distribution| {
+            cli.distribution.is_empty()
+                || cli.distribution.iter().any(|d| d.name == distribution.name)
+        };
+        Self {
+            samples: cli.samples,
+            rows: cli.rows,
+            context: cli.context,
+            block_n: cli.block_n,
+            seed: cli.seed,
+            distributions: DISTRIBUTIONS.iter().filter(chosen).collect(),
+            backend,
+        }
+    }
+
+    /// The engine's name, as JSON and tables give it.
+    pub fn engine_name(&self, engine: Engine) -> &'static str {
+        match engine {
+            Engine::Reference => "reference",
+            Engine::Kernel => self.backend.id().name(),
+        }
+    }
+
+    /// Measures everything, on `threads` threads or one per core. The result
+    /// doesn't depend on how many they are.
+    pub fn run(&self, threads: Option<usize>) -> Result<Vec<Column>, String> {
+        let pool = ThreadPoolBuilder::new()
+            .num_threads(threads.unwrap_or(0))
+            .build()
+            .map_err(|error| error.to_string())?;
+        let tasks: Vec<_> = self
+            .distributions
+            .iter()
+            .flat_map(|&distribution| (0..self.samples).map(move |index| (distribution, index)))
+            .collect();
+        // Hidden by itself where stderr is no terminal.
+        let progress = ProgressBar::new((tasks.len() * RUNS.len()) as u64);
+        let style = "{bar:40} {percent}%, {elapsed} of {duration}";
+        progress.set_style(ProgressStyle::with_template(style).expect("a fixed template"));
+
+        let measured: Vec<Measured> = pool
+            .install(|| {
+                tasks
+                    .into_par_iter()
+                    .with_max_len(1)
+                    .map(|(distribution, index)| self.measure(distribution, index, &progress))
+                    .collect::<Result<_, Error>>()
+            })
+            .map_err(|error| error.to_string())?;
+        progress.finish_and_clear();
+
+        let columns = self.distributions.iter().zip(measured.chunks(self.samples));
+        Ok(columns
+            .map(|(&distribution, samples)| Column {
+                distribution,
+                measured: Measured::mean(samples),
+            })
+            .collect())
+    }
+
+    /// Measures one sample.
+    fn measure(
+        &self,
+        distribution: &Distribution,
+        index: usize,
+        progress: &ProgressBar,
+    ) -> Result<Measured, Error> {
+        let index = u32::try_from(index).expect("few samples");
+        let sample = Sample::draw(distribution, index, self.seed, self.rows, self.context);
+        let golden = self.by_slices(&sample, reference::golden)?;
+        let score = |o: &[f32]| Score::of(o, &golden);
+
+        let mut scores = [[Score::default(); 2]; RUNS.len()];
+        scores
+            .par_iter_mut()
+            .zip(RUNS)
+            .try_for_each(|([bf16, f32], run)| {
+                match run.engine {
+                    // It knows FP32 alone.
+                    Engine::Reference => {
+                        let o = self.reference(&run, &sample)?;
+                        *bf16 = score(&rounded(&o));
+                        *f32 = score(&o);
+                    }
+                    Engine::Kernel => {
+                        let problem = sample.problem();
+                        *bf16 = score(&self.kernel(&run, &problem, Format::Bf16)?);
+                        *f32 = score(&self.kernel(&run, &problem, Format::F32)?);
+                    }
+                }
+                progress.inc(1);
+                Ok(())
+            })?;
+        let rounding: Vec<_> = golden.iter().map(|&o| bf16::from_f64(o).to_f32()).collect();
+        Ok(Measured {
+            scores,
+            rounding: score(&rounding),
+        })
+    }
+
+    /// A reference's output.
+    fn reference(&self, run: &Run, sample: &Sample) -> Result<Vec<f32>, Error> {
+        let block_n = self.block_n;
+        self.by_slices(sample, |problem, o, lse| match run.method {
+            Method::Base => reference::base(problem, block_n, o, lse),
+            Method::AsPrinted => reference::amla_as_printed(problem, block_n, o, lse),
+            Method::Compensated => reference::amla_compensated(problem, block_n, o, lse),
+            Method::Exact => reference::amla_exact(problem, block_n, run.precision, o, lse),
+        })
+    }
+
+    /// What `compute` writes to its outputs, a few heads at a time in parallel.
+    fn by_slices<T: Copy + Default + Send>(
+        &self,
+        sample: &Sample,
+        compute: impl Fn(&Problem<'_>, &mut [T], &mut [T]) -> Result<(), Error> + Sync,
+    ) -> Result<Vec<T>, Error> {
+        let mut o = vec![T::default(); self.rows * D_V];
+        o.par_chunks_mut(SLICE * D_V)
+            .enumerate()
+            .try_for_each(|(slice, o)| {
+                let first = slice * SLICE;
+                let heads = first..first + o.len() / D_V;
+                let mut lse = vec![T::default(); heads.len()];
+                compute(&sample.slice(heads), o, &mut lse)
+            })?;
+        Ok(o)
+    }
+
+    /// The kernel's output, widened to FP32 where the format is BF16.
+    fn kernel(&self, run: &Run, problem: &Problem<'_>, format: Format) -> Result<Vec<f32>, Error> {
+        let options = Options {
+            backend: self.backend,
+            rescale: match run.method {
+                Method::Compensated => Rescale::Compensated,
+                _ => Rescale::Exact,
+            },
+            precision: run.precision,
+        };
+        let mut workspace = bytemuck::zeroed_box::<Workspace>();
+        let mut lse = vec![0.0; self.rows];
+        let mut decode = |o: Elements<'_>| {
+            let output = Output::dense(problem.shape, o, &mut lse);
+            amla::decode(problem, &options, &mut workspace, output)
+        };
+        match format {
+            Format::Bf16 => {
+                let mut o = vec![bf16::ZERO; self.rows * D_V];
+                decode(Elements::Bf16(&mut o))?;
+                Ok(o.into_iter().map(f32::from).collect())
+            }
+            Format::F32 => {
+                let mut o = vec![0.0; self.rows * D_V];
+                decode(Elements::F32(&mut o))?;
+                Ok(o)
+            }
+        }
+    }
+}
+
+fn rounded(o: &[f32]) -> Vec<f32> {
+    o.iter().map(|&o| bf16::from_f32(o).to_f32()).collect()
+}

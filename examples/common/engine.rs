@@ -1,0 +1,193 @@
+//! Runs problems on a pool of threads and measures them against the processor's peak.
+
+use std::hint::black_box;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use amla::{Elements, Error, Options, Output, Plan, Problem, Workspace};
+use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
+
+/// Iterations of the dot loop between two looks at the clock: tens of microseconds.
+const DOTS: u64 = 4096;
+
+/// Threads, a workspace for each, and the memory for partial results.
+pub struct Engine {
+    /// What the next run uses.
+    pub options: Options,
+    /// Absent when the caller's thread does everything.
+    pool: Option<ThreadPool>,
+    workspaces: Vec<Box<Workspace>>,
+    partials: Vec<f32>,
+}
+
+/// What `Engine::measure` found; medians over its repetitions.
+#[derive(Clone, Copy, Debug)]
+pub struct Measurement {
+    /// Time of one run.
+    pub seconds: f64,
+    /// Speed of the kernel, all threads together.
+    pub gflops: f64,
+    /// Speed of the backend's own dot instruction in registers, all threads together.
+    pub peak_gflops: f64,
+    /// Kernel over peak, each repetition against the peaks beside it.
+    pub utilization: f64,
+}
+
+impl Engine {
+    /// An engine of `threads` threads.
+    ///
+    /// # Errors
+    /// The system refuses the threads.
+    pub fn new(options: Options, threads: usize) -> Result<Self, ThreadPoolBuildError> {
+        let pool = (threads > 1)
+            .then(|| ThreadPoolBuilder::new().num_threads(threads).build())
+            .transpose()?;
+        Ok(Self {
+            options,
+            pool,
+            workspaces: (0..threads.max(1))
+                .map(|_| bytemuck::zeroed_box())
+                .collect(),
+            partials: Vec::new(),
+        })
+    }
+
+    /// How many threads work.
+    pub fn threads(&self) -> usize {
+        self.workspaces.len()
+    }
+
+    /// Computes `problem`; the result does not depend on the number of threads.
+    ///
+    /// # Errors
+    /// The problem or the output is malformed.
+    pub fn run(&mut self, problem: &Problem, output: Output) -> Result<(), Error> {
+        let options = &self.options;
+        let Some(pool) = &self.pool else {
+            return amla::decode(problem, options, &mut self.workspaces[0], output);
+        };
+        let plan = Plan::new(problem)?;
+        let len = plan.tasks() * plan.partial_len();
+        if self.partials.len() < len {
+            self.partials.resize(len, 0.0);
+        }
+        let partials = &mut self.partials[..len];
+        let queue = Mutex::new(partials.chunks_mut(plan.partial_len().max(1)).enumerate());
+        let next = || {
+            queue
+                .lock()
+                .expect("nothing panics while it is held")
+                .next()
+        };
+        pool.install(|| {
+            self.workspaces.par_iter_mut().try_for_each(|workspace| {
+                while let Some((task, partial)) = next() {
+                    amla::run_task(problem, options, &plan, task, workspace, partial)?;
+                }
+                Ok(())
+            })
+        })?;
+        amla::combine(problem, &plan, partials, output)
+    }
+
+    /// Runs `problem` for about `budget`, at least once, peak and kernel in
+    /// turn, so that a neighbour's noise on a shared machine hits both.
+    ///
+    /// # Errors
+    /// The problem is malformed.
+    pub fn measure(&mut self, problem: &Problem, budget: Duration) -> Result<Measurement, Error> {
+        let shape = problem.shape;
+        let rows = shape.b * shape.s_q * shape.h_q;
+        let mut o = vec![0.0; rows * shape.d_v];
+        let mut lse = vec![0.0; rows];
+        let mut kernel = |engine: &mut Self, runs: u32| {
+            let start = Instant::now();
+            for _ in 0..runs {
+                let output = Output::dense(shape, Elements::F32(&mut o), &mut lse);
+                engine.run(problem, output)?;
+            }
+            Ok(start.elapsed().as_secs_f64() / f64::from(runs))
+        };
+
+        // A sample of the kernel lasts long enough for the clock, and the two
+        // peaks beside it together as long as it does, within reason.
+        let once = kernel(self, 1)?;
+        let runs = (2e-3 / once).clamp(1.0, 1000.0) as u32;
+        let beside = Duration::from_secs_f64((f64::from(runs) * once / 2.0).clamp(1e-3, 0.1));
+
+        let gflop = flop(problem) * 1e-9;
+        let (mut seconds, mut peaks, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+        let start = Instant::now();
+        let mut before = self.peak_gflops(beside);
+        loop {
+            let time = kernel(self, runs)?;
+            let after = self.peak_gflops(beside);
+            let peak = (before + after) / 2.0;
+            seconds.push(time);
+            peaks.push(peak);
+            ratios.push(gflop / time / peak);
+            before = after;
+            if start.elapsed() >= budget {
+                break;
+            }
+        }
+        let seconds = median(&mut seconds);
+        Ok(Measurement {
+            seconds,
+            gflops: gflop / seconds,
+            peak_gflops: median(&mut peaks),
+            utilization: median(&mut ratios),
+        })
+    }
+
+    /// GFLOP/s of the backend's dot instruction on registers, on all threads
+    /// at once for about `duration`.
+    fn peak_gflops(&self, duration: Duration) -> f64 {
+        let start = Instant::now();
+        let work = || {
+            let mut flop = 0;
+            while start.elapsed() < duration {
+                flop += self.options.backend.dot_loop(black_box(DOTS));
+            }
+            flop
+        };
+        let flop: u64 = match &self.pool {
+            Some(pool) => pool.broadcast(|_| work()).into_iter().sum(),
+            None => work(),
+        };
+        flop as f64 * 1e-9 / start.elapsed().as_secs_f64()
+    }
+}
+
+/// Keys that query position `j` of request `b` sees.
+pub fn visible(problem: &Problem, b: usize, j: usize) -> usize {
+    let len = problem.cache_seqlens.map_or(problem.shape.s_k, |lens| {
+        usize::try_from(lens[b]).unwrap_or_default()
+    });
+    let hidden = if problem.causal {
+        problem.shape.s_q - 1 - j
+    } else {
+        0
+    };
+    len.saturating_sub(hidden)
+}
+
+/// Floating-point operations of both matrix products, over visible keys only.
+pub fn flop(problem: &Problem) -> f64 {
+    let s = problem.shape;
+    let keys: usize = (0..s.b)
+        .flat_map(|b| (0..s.s_q).map(move |j| visible(problem, b, j)))
+        .sum();
+    2.0 * (s.h_q * (s.d_qk + s.d_v)) as f64 * keys as f64
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let mid = values.len() / 2;
+    if values.len() % 2 == 1 {
+        values[mid]
+    } else {
+        (values[mid - 1] + values[mid]) / 2.0
+    }
+}

@@ -1,0 +1,405 @@
+//! AMLA, Algorithm 2 of the paper, over tiles: this file is the algorithm, and
+//! everything else serves it.
+//!
+//! One task attends a group of up to 256 query rows (heads x positions of one
+//! request) to a range of keys. Keys come in blocks of 192, rows in panels of 64;
+//! an item `i` is one panel of one block, `block = i / panels`.
+//!
+//! ```text
+//! pack Q, panel by panel                                  (MTE2 of the NPU)
+//! for stage in schedule::preload(blocks * panels):        C1 C1 V1 | C1 C2 V1 ... | C2 V1 C2
+//!     C1(i):  S[i % 2] = K_block Q_panel^T                line 4
+//!     V1(i):  e' = max(e, ceil(log2-max of S))            lines 5, 6
+//!             P = exp2(S - e'), rounded to BF16           lines 6, 7, 10
+//!             l = l * 2^(e - e') + rowsum(P)              line 6
+//!             N = (e - e') * 2^23                         lines 11, 12
+//!     C2(i):  at the block's first panel: pack V
+//!             O = AS_FP32(AS_INT32(O) + N), total         lines 13-16, fused into
+//!             O = O + P V                                 lines 17, 18   one visit
+//!     Last:   add the peaks' residuals; O / l, lse        line 20, in `plan`
+//! ```
+//!
+//! Deviations from the paper, each argued in `docs/algorithm.md`:
+//!
+//! 1. The integer addition is total: zeros, subnormals, infinities and NaNs are
+//!    not shifted ([`crate::bits`]).
+//! 2. Exact mode replaces the real maximum by an integer exponent `e`, so that
+//!    every rescale is a power of two and no compensation is left to make.
+//!    Compensated mode keeps the paper's, with the appendix's (right) ratio.
+//! 3. Base 2 throughout: `log2(e) * softmax_scale` is one factor, applied in the
+//!    fused multiply-add that subtracts the reference.
+//! 4. The constant 1e-6 of line 11 is left out and the clamp of -30 is -255.
+//! 5. O is normalised by the sum of P as rounded, lse comes from the unrounded
+//!    sum, and what rounding took from the weightiest P returns at the end
+//!    ([`crate::peaks`]).
+//! 6. S^T and O are computed with query rows across S's vectors and value columns
+//!    across O's, so that no vector is ever reduced horizontally.
+//! 7. Blocks have 192 keys, not 512, so that V fits the three K/V buffers
+//!    (`docs/adr/0002`).
+//! 8. A block whose V holds an infinity or a NaN takes a scalar path that skips
+//!    the keys a row doesn't see; the fast path may then multiply hidden keys by
+//!    zero.
+
+use core::ops::Range;
+
+use half::bf16;
+
+use crate::bits::{Increment, add_increment_f32, bf16_widen};
+use crate::error::Error;
+use crate::isa::{Backend, Isa, Pv, Rows, Softmax, Visitor, half_of};
+use crate::problem::{Precision, Problem, Rescale};
+use crate::schedule::{SCORE_TILES, Stage, preload};
+use crate::tile::{
+    BLOCK_KEYS, GROUP_ROWS, L0a, OStrip, PANEL_ROWS, RowState, STRIP, Tiles,
+};
+
+/// How to compute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Whose instructions; the fastest that the processor has by default.
+    pub backend: Backend,
+    /// How O follows the running maximum.
+    pub rescale: Rescale,
+    /// How P enters the second matrix product.
+    pub precision: Precision,
+}
+
+/// Instantiates the kernel: one pair is one line.
+macro_rules! dims {
+    ($($d_qk:literal x $d_v:literal;)*) => {
+        /// The `(d_qk, d_v)` that kernels are instantiated for.
+        pub const SUPPORTED_DIMS: &[(usize, usize)] = &[$(($d_qk, $d_v)),*];
+
+        impl Visitor for Task<'_> {
+            type Output = Result<(), Error>;
+
+            fn visit<I: Isa>(self, isa: I) -> Self::Output {
+                let shape = &self.group.problem.shape;
+                match (shape.d_qk, shape.d_v) {
+                    $(($d_qk, $d_v) => {
+                        attend::<I, $d_qk, $d_v>(isa, self);
+                        Ok(())
+                    })*
+                    _ => check_dims(shape.d_qk, shape.d_v),
+                }
+            }
+        }
+    };
+}
+
+dims! {
+    576 x 512;
+    512 x 512;
+    320 x 256;
+    128 x 128;
+}
+
+/// # Errors
+/// [`Error::UnsupportedDims`] if no kernel is instantiated for these widths.
+pub fn check_dims(d_qk: usize, d_v: usize) -> Result<(), Error> {
+    if SUPPORTED_DIMS.contains(&(d_qk, d_v)) {
+        Ok(())
+    } else {
+        Err(Error::UnsupportedDims {
+            d_qk,
+            d_v,
+            supported: SUPPORTED_DIMS,
+        })
+    }
+}
+
+/// The rows of one request that a task holds, and the keys it attends them to.
+#[derive(Clone)]
+pub struct Group<'a> {
+    /// The problem, checked.
+    pub problem: &'a Problem<'a>,
+    /// The request.
+    pub request: usize,
+    /// Rows `j * h_q + h` of the request; at most [`GROUP_ROWS`].
+    pub rows: Range<usize>,
+    /// Keys of the request.
+    pub keys: Range<usize>,
+}
+
+impl<'a> Group<'a> {
+    /// Panels the rows fill.
+    pub fn panels(&self) -> usize {
+        self.rows.len().div_ceil(PANEL_ROWS)
+    }
+
+    /// Query position and head of row `r` of the group.
+    pub fn position(&self, r: usize) -> (usize, usize) {
+        let row = self.rows.start + r;
+        let h_q = self.problem.shape.h_q;
+        (row / h_q, row % h_q)
+    }
+
+    /// Rows of a panel.
+    fn panel_rows(&self, panel: usize) -> usize {
+        PANEL_ROWS.min(self.rows.len() - panel * PANEL_ROWS)
+    }
+
+    /// The keys of a block.
+    fn block(&self, block: usize) -> Range<usize> {
+        let start = self.keys.start + block * BLOCK_KEYS;
+        start..self.keys.end.min(start + BLOCK_KEYS)
+    }
+
+    fn key_rows(&self, block: usize) -> Rows<'a> {
+        let keys = self.block(block);
+        Rows::gather(keys.len(), |k| {
+            self.problem.key(self.request, keys.start + k)
+        })
+    }
+
+    fn value_rows(&self, block: usize) -> Rows<'a> {
+        let keys = self.block(block);
+        Rows::gather(keys.len(), |k| {
+            self.problem.value(self.request, keys.start + k)
+        })
+    }
+
+    /// How many of the block's keys each row of the panel sees; `None` if all
+    /// rows see all of them.
+    fn visible(&self, panel: usize, block: usize) -> Option<[i32; PANEL_ROWS]> {
+        let keys = self.block(block);
+        let mut visible = [0; PANEL_ROWS];
+        let mut partial = false;
+        for (r, visible) in visible[..self.panel_rows(panel)].iter_mut().enumerate() {
+            let (j, _) = self.position(panel * PANEL_ROWS + r);
+            let sees = self.problem.visible(self.request, j);
+            let sees = sees.saturating_sub(keys.start).min(keys.len());
+            partial |= sees < keys.len();
+            *visible = i32::try_from(sees).unwrap_or(i32::MAX);
+        }
+        partial.then_some(visible)
+    }
+}
+
+/// What a task leaves behind: O relative to `2^exponent`, unnormalised, and the
+/// sums of its rows.
+pub struct Partial<'a> {
+    /// Strips of O, `d_v / 64` for each panel.
+    pub o: &'a mut [OStrip],
+    /// Reference exponent of each row; -inf if it saw no key.
+    pub exponent: &'a mut [f32],
+    /// Sum of the unrounded P: the base-2 exponential of lse is
+    /// `sum * 2^exponent`.
+    pub sum: &'a mut [f32],
+    /// What O is to be divided by.
+    pub norm: &'a mut [f32],
+}
+
+impl<'a> Partial<'a> {
+    /// FP32 numbers that a partial result of `rows` rows takes.
+    pub const fn len(rows: usize, d_v: usize) -> usize {
+        rows.div_ceil(PANEL_ROWS) * PANEL_ROWS * (d_v + 3)
+    }
+
+    /// Views memory of [`len`](Self::len) numbers.
+    pub fn view(memory: &'a mut [f32], d_v: usize) -> Self {
+        let rows = memory.len() / (d_v + 3);
+        let (o, rest) = memory.split_at_mut(rows * d_v);
+        let (exponent, rest) = rest.split_at_mut(rows);
+        let (sum, norm) = rest.split_at_mut(rows);
+        Self {
+            o: bytemuck::cast_slice_mut(o),
+            exponent,
+            sum,
+            norm,
+        }
+    }
+}
+
+/// One call of the kernel.
+pub struct Task<'a> {
+    /// What to attend to what.
+    pub group: &'a Group<'a>,
+    /// How.
+    pub options: &'a Options,
+    /// The on-chip memories.
+    pub tiles: &'a mut Tiles,
+    /// The result; overwritten.
+    pub partial: Partial<'a>,
+}
+
+fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
+    let Task {
+        group,
+        options,
+        tiles,
+        mut partial,
+    } = task;
+    const { assert!(D_QK % 2 == 0 && D_V % STRIP == 0) };
+    let problem = group.problem;
+    let panels = group.panels();
+    let blocks = group.keys.len().div_ceil(BLOCK_KEYS);
+    let strips = D_V / STRIP;
+    // A negative scale's sign goes into Q, exactly.
+    let scale = problem.log2_scale().abs();
+    let negate = problem.softmax_scale < 0.0;
+
+    for panel in 0..panels {
+        let mut rows: [&[bf16]; PANEL_ROWS] = [&[]; _];
+        let rows = &mut rows[..group.panel_rows(panel)];
+        for (r, row) in rows.iter_mut().enumerate() {
+            let (j, h) = group.position(panel * PANEL_ROWS + r);
+            *row = problem.q.row([group.request, j, h], D_QK);
+        }
+        isa.pack_q::<D_QK>(rows, negate, &mut tiles.l1.q[panel]);
+        tiles.ub[panel] = RowState::START;
+    }
+    if blocks == 0 {
+        partial.o.fill([[0.0; STRIP]; PANEL_ROWS]);
+    }
+
+    let mut finite = true;
+    for step in preload(blocks * panels) {
+        match step.stage {
+            Stage::C1(i) => isa.qk::<D_QK>(
+                &tiles.l1.q[i % panels],
+                group.panel_rows(i % panels),
+                &group.key_rows(i / panels),
+                &mut tiles.l0b,
+                &mut tiles.l0c[i % SCORE_TILES],
+            ),
+            Stage::V1(i) => {
+                let (block, panel) = (i / panels, i % panels);
+                let keys = group.block(block);
+                let visible = group.visible(panel, block);
+                let call = Softmax {
+                    rows: group.panel_rows(panel),
+                    keys: keys.len(),
+                    scale,
+                    visible: visible.as_ref(),
+                    rescale: options.rescale,
+                    precision: options.precision,
+                    first_key: keys.start,
+                };
+                let s = &tiles.l0c[i % SCORE_TILES];
+                isa.softmax(&call, s, &mut tiles.l0a, &mut tiles.ub[panel]);
+            }
+            Stage::C2(i) => {
+                let (block, panel) = (i / panels, i % panels);
+                if panel == 0 {
+                    finite = !isa.pack_v::<D_V>(&group.value_rows(block), &mut tiles.l1.v);
+                }
+                let increment = &tiles.ub[panel].increment;
+                let call = Pv {
+                    rows: group.panel_rows(panel),
+                    keys: group.block(block).len(),
+                    precision: options.precision,
+                    increment: (block > 0).then_some(increment),
+                };
+                let o = &mut partial.o[panel * strips..][..strips];
+                if finite {
+                    isa.pv::<D_V>(&call, &tiles.l0a, &tiles.l1.v, &mut tiles.l0b, o);
+                } else {
+                    let visible = group.visible(panel, block);
+                    pv_non_finite(&call, &tiles.l0a, &group.value_rows(block), visible, o);
+                }
+            }
+            Stage::Last => finish(group, options, &tiles.ub, &mut partial, strips),
+        }
+    }
+}
+
+/// C2 where V holds an infinity or a NaN: IEEE arithmetic in FP32, and only over
+/// the keys that each row sees.
+#[cold]
+fn pv_non_finite(
+    call: &Pv<'_>,
+    p: &L0a,
+    values: &Rows<'_>,
+    visible: Option<[i32; PANEL_ROWS]>,
+    o: &mut [OStrip],
+) {
+    for (strip, o) in o.iter_mut().enumerate() {
+        for (r, o) in o[..call.rows].iter_mut().enumerate() {
+            match call.increment {
+                Some(increment) => {
+                    let increment = Increment::from_bits_clamped(increment[r]);
+                    o.iter_mut()
+                        .for_each(|x| *x = add_increment_f32(*x, increment));
+                }
+                None => o.fill(0.0),
+            }
+            let sees = visible.map_or(call.keys, |v| usize::try_from(v[r]).unwrap_or_default());
+            for (k, value) in values.as_slice()[..sees].iter().enumerate() {
+                let mut prob = bf16_widen(half_of(p.high.0[k / 2][r], k));
+                if call.precision == Precision::Bf16x2 {
+                    prob += bf16_widen(half_of(p.low.0[k / 2][r], k));
+                }
+                axpy(prob, &value[strip * STRIP..][..STRIP], o);
+            }
+        }
+    }
+}
+
+/// Brings the rows into the form that results are merged and normalised in.
+fn finish(
+    group: &Group<'_>,
+    options: &Options,
+    states: &[RowState],
+    partial: &mut Partial<'_>,
+    strips: usize,
+) {
+    for row in 0..group.rows.len() {
+        let (panel, r) = (row / PANEL_ROWS, row % PANEL_ROWS);
+        let state = &states[panel];
+        let o = &mut partial.o[panel * strips..][..strips];
+        let sum = state.sum[r];
+        let (exponent, sum, norm) = match options.rescale {
+            Rescale::Exact => {
+                let exponent = state.reference[r];
+                let mut norm = state.rounded_sum[r];
+                for (key, residual) in state.peaks[r].significant(exponent, sum) {
+                    let value = group.problem.value(group.request, key as usize);
+                    for (value, o) in value.as_chunks::<STRIP>().0.iter().zip(o.iter_mut()) {
+                        finite_axpy(residual, value, &mut o[r]);
+                    }
+                    norm += residual;
+                }
+                (exponent, sum, norm)
+            }
+            Rescale::Compensated => {
+                // O carries c, and the sum is relative to 2^m: take both to 2^e,
+                // e = rint(m) = -n.
+                let m = state.reference[r];
+                let exponent = if m == f32::NEG_INFINITY {
+                    m
+                } else {
+                    libm::rintf(m)
+                };
+                let inverse = state.c[r].recip();
+                for o in o.iter_mut() {
+                    o[r].iter_mut().for_each(|x| *x *= inverse);
+                }
+                let fraction = if exponent == m { 0.0 } else { m - exponent };
+                let sum = sum * libm::exp2f(fraction);
+                (exponent, sum, sum)
+            }
+        };
+        partial.exponent[row] = exponent;
+        partial.sum[row] = sum;
+        partial.norm[row] = norm;
+    }
+}
+
+/// `o += p * value`.
+fn axpy(p: f32, value: &[bf16], o: &mut [f32; STRIP]) {
+    for (o, v) in o.iter_mut().zip(value) {
+        *o += p * bf16_widen(v.to_bits());
+    }
+}
+
+/// The same over the finite elements of `value`: where it isn't, O already is
+/// what it must be, and a residual of the other sign would make it NaN.
+fn finite_axpy(p: f32, value: &[bf16; STRIP], o: &mut [f32; STRIP]) {
+    for (o, v) in o.iter_mut().zip(value) {
+        let v = bf16_widen(v.to_bits());
+        *o += if v.is_finite() { p * v } else { 0.0 };
+    }
+}
+
+const _: () = assert!(GROUP_ROWS % PANEL_ROWS == 0);

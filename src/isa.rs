@@ -1,0 +1,270 @@
+//! The seam between AMLA and an instruction set: four micro-kernels, as in BLIS,
+//! and the choice of who provides them.
+//!
+//! A backend sees whole tiles only ([`crate::tile`]) and implements, for one
+//! panel of query rows and one block of keys:
+//!
+//! | stage | paper | operation |
+//! |---|---|---|
+//! | [`qk`](Isa::qk) | C1, Algorithm 2 line 4 | `S^T = K Q^T` |
+//! | [`softmax`](Isa::softmax) | V1, lines 5-12 | running reference, P, sums, increments |
+//! | [`pv`](Isa::pv) | C2, lines 13-18 | `O += increment` on the bits, then `O += P V` |
+//! | [`rescale`](Isa::rescale) | lines 14-15 alone | the same integer addition over a slice |
+//!
+//! and the packing that feeds them. How to add one: `CONTRIBUTING.md`.
+
+mod detect;
+mod fp32;
+mod memory;
+mod portable;
+mod shared;
+
+#[cfg(target_arch = "x86_64")]
+mod avx512bf16;
+
+use half::bf16;
+
+pub use shared::half_of;
+
+use crate::bits::Increment;
+use crate::error::Error;
+use crate::problem::{Precision, Rescale};
+use crate::tile::{BLOCK_KEYS, L0a, L0b, OStrip, PANEL_ROWS, QPanel, RowState, STile, VBuffer};
+
+/// The rows of one block, wherever they lie in the cache.
+#[derive(Clone, Copy)]
+pub struct Rows<'a> {
+    rows: [&'a [bf16]; BLOCK_KEYS],
+    len: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// The `len` rows that `row` returns for `0..len`; at most one block.
+    pub fn gather(len: usize, row: impl Fn(usize) -> &'a [bf16]) -> Self {
+        let mut rows: [&[bf16]; BLOCK_KEYS] = [&[]; BLOCK_KEYS];
+        for (i, slot) in rows[..len].iter_mut().enumerate() {
+            *slot = row(i);
+        }
+        Self { rows, len }
+    }
+
+    /// The rows.
+    pub fn as_slice(&self) -> &[&'a [bf16]] {
+        &self.rows[..self.len]
+    }
+}
+
+/// What V1 needs beside its tiles.
+pub struct Softmax<'a> {
+    /// Rows of the panel.
+    pub rows: usize,
+    /// Keys of the block.
+    pub keys: usize,
+    /// `log2(e) * |softmax_scale|`: scores become powers of two. The sign went
+    /// into Q.
+    pub scale: f32,
+    /// How many of the block's keys each row sees; `None` where all rows see
+    /// all of them.
+    pub visible: Option<&'a [i32; PANEL_ROWS]>,
+    /// How the reference follows the maximum.
+    pub rescale: Rescale,
+    /// Whether P's low part is kept.
+    pub precision: Precision,
+    /// Index of the block's first key within the request.
+    pub first_key: usize,
+}
+
+/// What C2 needs beside its tiles.
+pub struct Pv<'a> {
+    /// Rows of the panel.
+    pub rows: usize,
+    /// Keys of the block.
+    pub keys: usize,
+    /// Whether P's low part is added.
+    pub precision: Precision,
+    /// What to add to the bits of each row of O; `None` for the first block,
+    /// which overwrites O.
+    pub increment: Option<&'a [i32; PANEL_ROWS]>,
+}
+
+/// An instruction set's micro-kernels.
+///
+/// Implementors are capability tokens: holding one proves that the processor
+/// has the instructions.
+pub trait Isa: Copy {
+    /// Packs up to [`PANEL_ROWS`] query rows of `D_QK` elements into a panel,
+    /// zero rows behind them, the signs flipped if `negate`.
+    fn pack_q<const D_QK: usize>(self, rows: &[&[bf16]], negate: bool, panel: &mut QPanel);
+
+    /// Interleaves the block's values into strips, zero where a pair has no
+    /// second key, and tells whether any element is infinite or NaN.
+    fn pack_v<const D_V: usize>(self, values: &Rows<'_>, v: &mut [VBuffer; 3]) -> bool;
+
+    /// C1: the scores of `keys` for the first `rows` rows of the panel. Lanes of
+    /// rows beyond are unspecified.
+    fn qk<const D_QK: usize>(
+        self,
+        q: &QPanel,
+        rows: usize,
+        keys: &Rows<'_>,
+        scratch: &mut L0b,
+        s: &mut STile,
+    );
+
+    /// V1: P, the running state and the increments of one block.
+    fn softmax(self, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState);
+
+    /// C2: rescales O by integer addition while loading it, and adds `P V`.
+    ///
+    /// `o` holds `D_V / 64` strips. V must be finite.
+    fn pv<const D_V: usize>(
+        self,
+        call: &Pv<'_>,
+        p: &L0a,
+        v: &[VBuffer; 3],
+        scratch: &mut L0b,
+        o: &mut [OStrip],
+    );
+
+    /// Adds `increment` to the bits of every element
+    /// ([`crate::bits::add_increment_f32`], bit for bit).
+    fn rescale(self, xs: &mut [f32], increment: Increment);
+
+    /// Runs `iterations` of a register-resident loop of the backend's own
+    /// multiply-add and returns the FLOP done.
+    fn dot_loop(self, iterations: u64) -> u64;
+}
+
+/// An instruction set that `amla` has micro-kernels for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum BackendId {
+    /// The `wide` crate, with whatever the build's target features allow.
+    Portable,
+    /// AVX-512 with BF16 dot products (`vdpbf16ps`).
+    Avx512Bf16,
+}
+
+impl BackendId {
+    /// All of them, the slowest first.
+    pub const ALL: [Self; 2] = [Self::Portable, Self::Avx512Bf16];
+
+    /// The name used on command lines and in reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Portable => "portable",
+            Self::Avx512Bf16 => "avx512bf16",
+        }
+    }
+
+    /// The backend of that name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|id| id.name() == name)
+    }
+
+    fn available(self) -> bool {
+        match self {
+            Self::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16 => avx512bf16::Avx512Bf16::new().is_some(),
+            #[cfg(not(target_arch = "x86_64"))]
+            Self::Avx512Bf16 => false,
+        }
+    }
+}
+
+/// A backend that this processor can run: the only way to get one is to have
+/// the processor asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backend(BackendId);
+
+impl Backend {
+    /// The fastest backend of this processor.
+    #[must_use]
+    pub fn detect() -> Self {
+        BackendId::ALL
+            .into_iter()
+            .rev()
+            .find(|id| id.available())
+            .map_or(Self(BackendId::Portable), Self)
+    }
+
+    /// That backend and no other.
+    ///
+    /// # Errors
+    /// [`Error::BackendUnavailable`] if the processor lacks its instructions.
+    pub fn request(id: BackendId) -> Result<Self, Error> {
+        if id.available() {
+            Ok(Self(id))
+        } else {
+            Err(Error::BackendUnavailable { backend: id.name() })
+        }
+    }
+
+    /// Which one it is.
+    #[must_use]
+    pub const fn id(self) -> BackendId {
+        self.0
+    }
+
+    /// Runs `iterations` of a register-resident loop of the backend's own
+    /// multiply-add instruction and returns the FLOP it did.
+    ///
+    /// Timed, it gives the peak that utilisation is measured against.
+    #[must_use]
+    pub fn dot_loop(self, iterations: u64) -> u64 {
+        struct Loop(u64);
+        impl Visitor for Loop {
+            type Output = u64;
+            fn visit<I: Isa>(self, isa: I) -> u64 {
+                isa.dot_loop(self.0)
+            }
+        }
+        self.with(Loop(iterations))
+    }
+
+    /// Adds `increment` to the bits of every element, with the backend's
+    /// instructions: [`crate::bits::add_increment_f32`] bit for bit, as the kernel
+    /// does it on the way into C2 (Algorithm 2 lines 14, 15).
+    pub fn rescale(self, xs: &mut [f32], increment: Increment) {
+        struct Add<'a>(&'a mut [f32], Increment);
+        impl Visitor for Add<'_> {
+            type Output = ();
+            fn visit<I: Isa>(self, isa: I) {
+                isa.rescale(self.0, self.1);
+            }
+        }
+        self.with(Add(xs, increment));
+    }
+
+    /// Calls `visitor` with the backend's token; the selection happens here,
+    /// once per call of the library.
+    pub(crate) fn with<V: Visitor>(self, visitor: V) -> V::Output {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            BackendId::Avx512Bf16 => match avx512bf16::Avx512Bf16::new() {
+                Some(isa) => visitor.visit(isa),
+                // A `Backend` of this kind only exists after detection; were that
+                // ever to change its mind, the portable one is always right.
+                None => visitor.visit(portable::Portable),
+            },
+            _ => visitor.visit(portable::Portable),
+        }
+    }
+}
+
+impl Default for Backend {
+    fn default() -> Self {
+        Self::detect()
+    }
+}
+
+/// Code that is generic over the instruction set.
+pub trait Visitor {
+    /// What it returns.
+    type Output;
+    /// Runs with the chosen backend.
+    fn visit<I: Isa>(self, isa: I) -> Self::Output;
+}

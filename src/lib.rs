@@ -1,0 +1,52 @@
+//! `amla`: multi-head latent attention (MLA) decode, as DeepSeek-V3-class models
+//! use it: `O = softmax(softmax_scale * Q K^T) V`, where all query heads share
+//! one latent KV row of 576 BF16 numbers per token, whose first 512 are the value.
+//!
+//! The algorithm is AMLA (*MUL by ADD in FlashAttention rescaling*): the output
+//! accumulator is rescaled by integer additions on its floats' bits. See
+//! `docs/algorithm.md` for what maps to which equation.
+//!
+//! No allocation, no threads, no global state but the cached answer of CPUID. One
+//! thread calls [`decode`]; several share a [`Plan`]'s tasks ([`run_task`],
+//! [`combine`]), with the same result to the bit.
+//!
+//! ```
+//! use amla::{Elements, Options, Output, Problem, Shape, Workspace, decode};
+//! use half::bf16;
+//!
+//! let shape = Shape { b: 1, s_q: 1, s_k: 100, h_q: 16, d_qk: 576, d_v: 512 };
+//! let q = vec![bf16::from_f32(0.5); 16 * 576];
+//! let kv = vec![bf16::from_f32(0.25); 100 * 576];
+//! let problem = Problem::dense(shape, &q, &kv, 1.0 / 24.0);
+//!
+//! let mut workspace = bytemuck::zeroed_box::<Workspace>();
+//! let (mut o, mut lse) = (vec![0.0_f32; 16 * 512], vec![0.0_f32; 16]);
+//! let output = Output::dense(shape, Elements::F32(&mut o), &mut lse);
+//! decode(&problem, &Options::default(), &mut workspace, output)?;
+//! assert_eq!(o[0], 0.25);
+//! # Ok::<(), amla::Error>(())
+//! ```
+#![no_std]
+#![deny(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss
+)]
+
+mod attend;
+pub mod bits;
+mod error;
+mod isa;
+mod peaks;
+mod plan;
+mod problem;
+pub mod reference;
+pub mod schedule;
+pub mod tile;
+
+pub use attend::{Options, SUPPORTED_DIMS};
+pub use error::{Argument, Error};
+pub use isa::{Backend, BackendId};
+pub use plan::{Plan, combine, decode, run_task};
+pub use problem::{Elements, Output, Precision, Problem, Rescale, Shape, Tensor};
+pub use tile::{BLOCK_KEYS, Workspace};

@@ -1,0 +1,316 @@
+//! A call cut into independent tasks, and their results put together.
+//!
+//! How a request is cut depends on the shape and on its own number of keys alone,
+//! and results are always put together in the order of the keys. So a request's
+//! bits don't depend on its neighbours or on how many threads ran the tasks.
+
+use core::ops::Range;
+
+use half::bf16;
+
+use crate::attend::{Group, Options, Partial, Task, check_dims};
+use crate::bits::{bf16_round, mul_pow2_f32};
+use crate::error::{Argument, Error};
+use crate::peaks::difference;
+use crate::problem::{Elements, Output, Problem, Shape, in_range};
+use crate::tile::{GROUP_ROWS, PANEL_ROWS, STRIP, Workspace};
+
+/// The tasks of a problem: requests x row groups x ranges of keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    shape: Shape,
+    groups: usize,
+    group_rows: usize,
+    splits: usize,
+}
+
+impl Plan {
+    /// Plans a problem.
+    ///
+    /// # Errors
+    /// Whatever is wrong with the problem.
+    pub fn new(problem: &Problem<'_>) -> Result<Self, Error> {
+        problem.check()?;
+        let shape = problem.shape;
+        check_dims(shape.d_qk, shape.d_v)?;
+        let rows = shape.s_q.checked_mul(shape.h_q).ok_or(Error::Overflow {
+            argument: Argument::Q,
+            dimension: 1,
+        })?;
+        let groups = rows.div_ceil(GROUP_ROWS);
+        let splits = (0..shape.b).map(|b| splits(problem.len(b))).max();
+        Ok(Self {
+            shape,
+            groups,
+            // Groups of whole panels, as even as can be.
+            group_rows: rows.div_ceil(groups * PANEL_ROWS) * PANEL_ROWS,
+            splits: splits.unwrap_or(0),
+        })
+    }
+
+    /// How many tasks there are.
+    #[must_use]
+    pub const fn tasks(&self) -> usize {
+        self.shape.b * self.groups * self.splits
+    }
+
+    /// FP32 numbers that each task's result takes.
+    #[must_use]
+    pub fn partial_len(&self) -> usize {
+        let rows = (self.shape.s_q * self.shape.h_q).min(self.group_rows);
+        Partial::len(rows, self.shape.d_v)
+    }
+
+    /// Rows `j * h_q + h` of a group.
+    fn rows(&self, group: usize) -> Range<usize> {
+        let start = group * self.group_rows;
+        start..(start + self.group_rows).min(self.shape.s_q * self.shape.h_q)
+    }
+
+    /// The part of a problem that one task computes.
+    fn group<'a>(
+        &self,
+        problem: &'a Problem<'a>,
+        request: usize,
+        group: usize,
+        split: usize,
+    ) -> Group<'a> {
+        Group {
+            problem,
+            request,
+            rows: self.rows(group),
+            keys: split_keys(problem.len(request), split),
+        }
+    }
+
+    /// # Errors
+    /// [`Error::WrongLength`] if the plan was made for another shape, or for
+    /// shorter requests.
+    fn check(&self, problem: &Problem<'_>) -> Result<(), Error> {
+        let plan = Self::new(problem)?;
+        if plan == *self {
+            Ok(())
+        } else {
+            Err(Error::WrongLength {
+                argument: Argument::Task,
+                len: self.tasks(),
+                expected: plan.tasks(),
+            })
+        }
+    }
+}
+
+/// Into how many ranges a request of `keys` keys is cut: few enough that putting
+/// them together doesn't show, enough to share a long request among threads.
+fn splits(keys: usize) -> usize {
+    match keys {
+        0..1024 => 1,
+        1024..4096 => 2,
+        4096..16384 => 4,
+        16384..65536 => 8,
+        _ => 16,
+    }
+}
+
+/// The keys of a split; none if the request has fewer splits.
+fn split_keys(keys: usize, split: usize) -> Range<usize> {
+    // Whole multiples of 32 keys, so that no register tile straddles two.
+    let len = keys.div_ceil(splits(keys)).next_multiple_of(32);
+    (split * len).min(keys)..((split + 1) * len).min(keys)
+}
+
+/// Attends every query to its keys, on one thread.
+///
+/// # Errors
+/// Whatever is wrong with the arguments; the outputs are then untouched.
+pub fn decode(
+    problem: &Problem<'_>,
+    options: &Options,
+    workspace: &mut Workspace,
+    mut output: Output<'_>,
+) -> Result<(), Error> {
+    let plan = Plan::new(problem)?;
+    output.check(&problem.shape)?;
+    let Workspace { tiles, partials } = workspace;
+    let [total, part] = partials.each_mut().map(|p| &mut p[..plan.partial_len()]);
+    let d_v = problem.shape.d_v;
+    for request in 0..problem.shape.b {
+        for g in 0..plan.groups {
+            for split in 0..splits(problem.len(request)) {
+                let group = plan.group(problem, request, g, split);
+                let memory = if split == 0 { &mut *total } else { &mut *part };
+                options.backend.with(Task {
+                    group: &group,
+                    options,
+                    tiles,
+                    partial: Partial::view(memory, d_v),
+                })?;
+                if split > 0 {
+                    let rows = group.rows.len();
+                    fold(
+                        &mut Partial::view(total, d_v),
+                        &Partial::view(part, d_v),
+                        rows,
+                    );
+                }
+            }
+            let group = plan.group(problem, request, g, 0);
+            write(&group, &Partial::view(total, d_v), &mut output);
+        }
+    }
+    Ok(())
+}
+
+/// Computes task `task` of the plan into its `partial` of
+/// [`partial_len`](Plan::partial_len) numbers.
+///
+/// Tasks are independent: any thread may run any of them, in any order.
+///
+/// # Errors
+/// Whatever is wrong with the arguments, a plan made for another shape, or
+/// `task` out of range.
+pub fn run_task(
+    problem: &Problem<'_>,
+    options: &Options,
+    plan: &Plan,
+    task: usize,
+    workspace: &mut Workspace,
+    partial: &mut [f32],
+) -> Result<(), Error> {
+    plan.check(problem)?;
+    in_range(Argument::Task, task, 0, plan.tasks().saturating_sub(1))?;
+    let needed = plan.partial_len();
+    let len = partial.len();
+    let partial = partial.get_mut(..needed).ok_or(Error::TooShort {
+        argument: Argument::Partials,
+        len,
+        needed,
+    })?;
+    let (rest, split) = (task / plan.splits, task % plan.splits);
+    let (request, group) = (rest / plan.groups, rest % plan.groups);
+    options.backend.with(Task {
+        group: &plan.group(problem, request, group, split),
+        options,
+        tiles: &mut workspace.tiles,
+        partial: Partial::view(partial, problem.shape.d_v),
+    })
+}
+
+/// Puts the results of all tasks together, in the order of the keys, and writes
+/// the outputs.
+///
+/// `partials` holds [`partial_len`](Plan::partial_len) numbers for each task, one
+/// after the other; it is used up.
+///
+/// # Errors
+/// Whatever is wrong with the arguments; the outputs are then untouched.
+pub fn combine(
+    problem: &Problem<'_>,
+    plan: &Plan,
+    partials: &mut [f32],
+    mut output: Output<'_>,
+) -> Result<(), Error> {
+    plan.check(problem)?;
+    output.check(&problem.shape)?;
+    let len = plan.partial_len();
+    let needed = plan.tasks().saturating_mul(len);
+    if partials.len() < needed {
+        return Err(Error::TooShort {
+            argument: Argument::Partials,
+            len: partials.len(),
+            needed,
+        });
+    }
+    let d_v = problem.shape.d_v;
+    for (i, memory) in partials[..needed]
+        .chunks_mut(len * plan.splits)
+        .enumerate()
+    {
+        let (request, g) = (i / plan.groups, i % plan.groups);
+        let group = plan.group(problem, request, g, 0);
+        let (total, parts) = memory.split_at_mut(len);
+        let mut total = Partial::view(total, d_v);
+        let own = splits(problem.len(request)) - 1;
+        for part in parts.chunks_mut(len).take(own) {
+            fold(&mut total, &Partial::view(part, d_v), group.rows.len());
+        }
+        write(&group, &total, &mut output);
+    }
+    Ok(())
+}
+
+/// Adds the result over later keys to that over earlier ones. Rescaling is again
+/// an integer addition: the exponents are integers in either mode.
+fn fold(total: &mut Partial<'_>, part: &Partial<'_>, rows: usize) {
+    let panels = rows.div_ceil(PANEL_ROWS);
+    let strips = total.o.len() / (total.exponent.len() / PANEL_ROWS);
+    for row in 0..rows {
+        let exponent = total.exponent[row].max(part.exponent[row]);
+        let down = difference(total.exponent[row], exponent);
+        let other = difference(part.exponent[row], exponent);
+        let add = |x: f32, y: f32| mul_pow2_f32(x, down) + mul_pow2_f32(y, other);
+        total.exponent[row] = exponent;
+        total.sum[row] = add(total.sum[row], part.sum[row]);
+        total.norm[row] = add(total.norm[row], part.norm[row]);
+        let (panel, r) = (row / PANEL_ROWS, row % PANEL_ROWS);
+        debug_assert!(panel < panels);
+        let strips = panel * strips..(panel + 1) * strips;
+        for (x, y) in total.o[strips.clone()].iter_mut().zip(&part.o[strips]) {
+            for (x, &y) in x[r].iter_mut().zip(&y[r]) {
+                *x = add(*x, y);
+            }
+        }
+    }
+}
+
+/// Normalises and writes the rows of a group (Algorithm 2 line 20).
+fn write(group: &Group<'_>, partial: &Partial<'_>, output: &mut Output<'_>) {
+    let shape = &group.problem.shape;
+    let strips = shape.d_v / STRIP;
+    let b = group.request;
+    for row in 0..group.rows.len() {
+        let (j, h) = group.position(row);
+        let empty = group.problem.visible(b, j) == 0;
+        let [s0, s1, s2] = output.lse_strides;
+        output.lse[b * s0 + h * s1 + j * s2] = if empty {
+            f32::INFINITY
+        } else {
+            lse(partial.exponent[row], partial.sum[row])
+        };
+        // A row that sees keys, all of them with a score of -inf, is 0 / 0 as in
+        // the definition.
+        let inverse = if empty {
+            0.0
+        } else {
+            partial.norm[row].recip()
+        };
+        let (panel, r) = (row / PANEL_ROWS, row % PANEL_ROWS);
+        let [s0, s1, s2] = output.o_strides;
+        let start = b * s0 + j * s1 + h * s2;
+        for (i, strip) in partial.o[panel * strips..][..strips].iter().enumerate() {
+            let at = start + i * STRIP..start + (i + 1) * STRIP;
+            match &mut output.o {
+                Elements::F32(o) => {
+                    for (o, x) in o[at].iter_mut().zip(&strip[r]) {
+                        *o = x * inverse;
+                    }
+                }
+                Elements::Bf16(o) => {
+                    for (o, x) in o[at].iter_mut().zip(&strip[r]) {
+                        *o = bf16::from_bits(bf16_round(x * inverse));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `ln(sum * 2^exponent)`; NaN if every visible score was -inf.
+#[expect(clippy::cast_possible_truncation, reason = "rounds to FP32")]
+fn lse(exponent: f32, sum: f32) -> f32 {
+    if sum == 0.0 {
+        return f32::NAN;
+    }
+    let log2 = f64::from(exponent) + libm::log2(f64::from(sum));
+    (log2 * core::f64::consts::LN_2) as f32
+}

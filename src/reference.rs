@@ -1,0 +1,657 @@
+//! Scalar code to read beside the paper: Golden, Base (Algorithm 1), Algorithm 2 as printed, corrected, and with the exact
+//! rescale that the kernel has by default.
+//!
+//! | function | source | P in the product P V | O follows the maximum by |
+//! |---|---|---|---|
+//! | [`golden`] | equation `eq:atten` | FP64 | two passes: it needn't |
+//! | [`base`] | Algorithm 1, `alg:flash_attention` | BF16 | a multiplication |
+//! | [`amla_as_printed`] | Algorithm 2, `alg:ascend_mla` | BF16, times S16 | an integer addition, not total |
+//! | [`amla_compensated`] | Algorithm 2 with the appendix | BF16, times S16 | a total integer addition |
+//! | [`amla_exact`] | ours | BF16, or a BF16 pair | `2^n` exactly, where it moved |
+//!
+//! They take the kernel's [`Problem`], of any widths, go through it row by row (a row is one query head of one query
+//! position of one request), and share no code with the kernel but [`crate::bits`] and `src/peaks.rs`.
+//!
+//! # Outputs
+//!
+//! `o` is dense `[b, s_q, h_q, d_v]`; `lse`, the natural logarithm of the sum of the exponentials of the scaled scores, is
+//! dense `[b, h_q, s_q]`. Their lengths must be exactly that.
+//!
+//! # What they share
+//!
+//! * A row sees the keys below `len - (s_q - 1 - j)` if causal, else those below `len`, as [`Problem`] says. Other keys and
+//!   their values are never read, so whatever lies there can't leak.
+//! * A row that sees no key gets `O = 0` and `lse = +inf`.
+//! * Other than that, non-finite values go through as IEEE 754 arithmetic has it: a score of NaN or +inf makes its row NaN,
+//!   one of -inf weighs nothing (but 0 times an infinite value is NaN), a NaN in V makes that column NaN. A row whose visible
+//!   scores are all -inf is 0/0: O and lse are NaN. While the running maximum is -inf, 0 is subtracted from the scores in its
+//!   place ([`golden`] needs no such rule, and [`amla_as_printed`] lacks it).
+//! * Inputs are BF16, products are accumulated in FP32 ([`golden`]: FP64). The order of summation is not part of any of the
+//!   algorithms, nor specified for the Cube; here the scores are summed in 16 interleaved parts, and the product P V adds
+//!   key by key to O itself where the paper has a matrix T of its own (Algorithm 1, lines 6 and 7; Algorithm 2, lines 17
+//!   and 18).
+//! * The block size is a parameter: 512 keys in the paper, 192 in this crate's kernel.
+//! * The paper divides the scores by the root of D_k; here [`Problem::softmax_scale`] multiplies them.
+
+use core::f64::consts::{LN_2, LOG2_E};
+use core::ops::{AddAssign, Mul, Range};
+
+use half::bf16;
+use libm::{ceilf, exp, exp2f, expf, log, rintf};
+
+use crate::bits::{
+    Increment, add_increment_f32_slice, as_printed_f32, bf16_round, bf16_widen, compensation,
+    mul_pow2_f32,
+};
+use crate::error::{Argument, Error};
+use crate::peaks::{PEAK_SHARE, Peak, Peaks, difference};
+use crate::problem::{Precision, Problem, in_range};
+
+/// Most keys in a block: the paper's own block, and the size of the references' score buffers on the stack.
+pub const MAX_BLOCK: usize = 512;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Golden
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// The textbook: equation `eq:atten` in FP64, with a softmax of two passes, the maximum first (the paper's Golden, which is
+/// FP32 there).
+///
+/// Outputs and shared behaviour are as in the [module](self)'s documentation. Each score is computed twice, once per pass, as
+/// there is no place to keep `s_k` of them.
+///
+/// # Errors
+///
+/// What is wrong with the problem, or [`Error::WrongLength`] for an output. Nothing has been written then.
+pub fn golden(problem: &Problem, o: &mut [f64], lse: &mut [f64]) -> Result<(), Error> {
+    check(problem, o.len(), lse.len())?;
+    let scale = f64::from(problem.softmax_scale);
+    each_row(problem, o, lse, |row, o| {
+        // The first pass.
+        let mut m = f64::NEG_INFINITY;
+        for k in 0..row.keys {
+            m = m.max(scale * dot::<f64>(row.q, row.key(k)));
+        }
+        // The second.
+        o.fill(0.0);
+        let mut l = 0.0;
+        for k in 0..row.keys {
+            let p = exp(scale * dot::<f64>(row.q, row.key(k)) - m);
+            l += p;
+            axpy(o, p, row.value(k));
+        }
+        for o in o {
+            *o /= l;
+        }
+        m + log(l)
+    });
+    Ok(())
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Base
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// FlashAttention with mixed-precision products: Algorithm 1, `alg:flash_attention`, the paper's Base.
+///
+/// P is rounded to BF16 for the product P V, as a matrix unit takes it; the row sum is that of the unrounded P. Blocks have
+/// `block_n` keys, and outputs and shared behaviour are as in the [module](self)'s documentation.
+///
+/// # Errors
+///
+/// What is wrong with the problem; [`Error::OutOfRange`] if `block_n` isn't in `1..=`[`MAX_BLOCK`]; [`Error::WrongLength`]
+/// for an output. Nothing has been written then.
+pub fn base(
+    problem: &Problem,
+    block_n: usize,
+    o: &mut [f32],
+    lse: &mut [f32],
+) -> Result<(), Error> {
+    check(problem, o.len(), lse.len())?;
+    in_range(Argument::BlockN, block_n, 1, MAX_BLOCK)?;
+    each_row(problem, o, lse, |row, o| {
+        let mut buffer = [0.0; MAX_BLOCK];
+        // Line 1.
+        o.fill(0.0);
+        let mut m = f32::NEG_INFINITY;
+        let mut l = 0.0;
+        // Lines 2 and 3.
+        for keys in row.blocks(block_n) {
+            // Line 4, C1: S = Q K^T.
+            let s = &mut buffer[..keys.len()];
+            row.qk(&keys, s);
+            // Line 5, V1: the scale and the running maximum,
+            for s in &mut *s {
+                *s *= problem.softmax_scale;
+            }
+            let m_prev = m;
+            m = m.max(rowmax(s));
+            let shift = finite_or_zero(m);
+            // P = exp(S - m),
+            let p = s;
+            for p in &mut *p {
+                *p = expf(*p - shift);
+            }
+            // and l.
+            let m_up = expf(m_prev - shift);
+            l = l * m_up + rowsum(p);
+            // Line 7, V2: the old O by exp(m_{i-1} - m_i).
+            for o in &mut *o {
+                *o *= m_up;
+            }
+            // Lines 6 and 7, C2: O += P V.
+            for p in &mut *p {
+                *p = to_bf16(*p);
+            }
+            row.pv(&keys, p, o);
+        }
+        // Line 9.
+        for o in o {
+            *o /= l;
+        }
+        log_sum_exp(m.into(), l)
+    });
+    Ok(())
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Algorithm 2, as printed
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Algorithm 2, `alg:ascend_mla`, **to the letter, with its defects**: for comparison only.
+///
+/// Everything is in FP32 and base e, as printed; `round` is to nearest, `Cast_to_int32` drops the fraction. What goes wrong,
+/// and [`amla_compensated`] has right:
+///
+/// 1. Line 9 is inverted. The appendix (equation `eqn:modifiediteration`) has c = r/r' = S16/S32, so the printed
+///    compensation adds the error of the rounded scale a second time instead of removing it. Relative Frobenius error
+///    after BF16 output, N(0,1), 8192 keys in blocks of 192, 640 rows: 3.04e-3; Base 1.78e-3, the appendix's way 1.81e-3.
+/// 2. The integer addition of lines 14 and 15 is not total ([`as_printed_f32`]): an exact zero, such as a padded column of V
+///    leaves in O, becomes NaN, an infinity or a huge number when n falls, and infinities become finite.
+/// 3. The 1e-6 of line 11 adds eight units in the last place with every block, needed or not.
+/// 4. The -30 of line 11 leaves the old O too large where the maximum rises further than 30 ln 2 at once.
+/// 5. With every score of the first block -inf, m, n and P are NaN, and the row stays NaN whatever follows.
+/// 6. `n + m / ln 2` of line 7 cancels for a large m: S32 is off by the rounding of `m / ln 2`.
+///
+/// Blocks have `block_n` keys, and outputs are as in the [module](self)'s documentation; lse is `m + ln l` with Algorithm 2's
+/// m and l.
+///
+/// # Errors
+///
+/// Those of [`base`].
+pub fn amla_as_printed(
+    problem: &Problem,
+    block_n: usize,
+    o: &mut [f32],
+    lse: &mut [f32],
+) -> Result<(), Error> {
+    check(problem, o.len(), lse.len())?;
+    in_range(Argument::BlockN, block_n, 1, MAX_BLOCK)?;
+    const LN_2: f32 = core::f32::consts::LN_2;
+    each_row(problem, o, lse, |row, o| {
+        let mut buffer = [0.0; MAX_BLOCK];
+        // Line 1.
+        o.fill(0.0);
+        let mut m = f32::NEG_INFINITY;
+        let mut l = 0.0;
+        let mut n = f32::NEG_INFINITY;
+        let mut c = 1.0;
+        let mut s16 = 1.0;
+        // Lines 2 and 3.
+        for keys in row.blocks(block_n) {
+            let (m_prev, n_prev, c_prev) = (m, n, c);
+            // Line 4, C1: S = Q K^T.
+            let s = &mut buffer[..keys.len()];
+            row.qk(&keys, s);
+            // Line 5, V1.
+            for s in &mut *s {
+                *s *= problem.softmax_scale;
+            }
+            m = m_prev.max(rowmax(s));
+            let m_up = expf(m_prev - m);
+            // Line 6.
+            n = rintf(-m / LN_2);
+            let p = s;
+            for p in &mut *p {
+                *p = expf(*p - m);
+            }
+            l = l * m_up + rowsum(p);
+            // Line 7.
+            let s32 = expf(LN_2 * (n + m / LN_2));
+            // Line 8.
+            s16 = to_bf16(s32);
+            // Line 9: inverted.
+            c = s32 / s16;
+            let epsilon = 1.5 * (c / c_prev - 1.0);
+            // Line 10.
+            for p in &mut *p {
+                *p = to_bf16(*p * s16);
+            }
+            // Line 11.
+            let increment = (n - n_prev).max(-30.0) + epsilon + 1e-6;
+            // Line 12.
+            #[expect(clippy::cast_possible_truncation, reason = "as printed; saturates")]
+            let increment = (increment * 8_388_608.0) as i32;
+            // Line 13.
+            if keys.start > 0 {
+                // Lines 14 and 15, AtomicAdd<INT32>.
+                for o in &mut *o {
+                    *o = as_printed_f32(*o, increment);
+                }
+            }
+            // Lines 17 and 18, C2 and AtomicAdd<FP32>: O += P V.
+            row.pv(&keys, p, o);
+        }
+        // Line 20.
+        for o in o {
+            *o /= l * s16;
+        }
+        log_sum_exp(m.into(), l)
+    });
+    Ok(())
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Algorithm 2, corrected
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Algorithm 2, `alg:ascend_mla`, with the compensation of the appendix (equation `eqn:modifiediteration`):
+/// `Rescale::Compensated`.
+///
+/// The corrections, by line:
+///
+/// * Lines 5 to 7 are in base 2: `log2(e) * softmax_scale` is one constant, scores and maxima are in units of log2, and
+///   `n + m` is exact. While m is -inf, lines 6 to 10 take 0 in its place.
+/// * Line 9 has c = S16/S32, the appendix's r/r' ([`compensation`]).
+/// * Lines 11 and 12: no 1e-6; rounded to nearest; n is bounded by -255, which flushes every number, and not by -30
+///   ([`Increment::compensated`]).
+/// * Lines 13 to 16: the addition is total ([`crate::bits`]), and is skipped where n and c are what they were.
+///
+/// The row sum is that of the unrounded P. Blocks have `block_n` keys, and outputs and shared behaviour are as in the
+/// [module](self)'s documentation.
+///
+/// # Errors
+///
+/// Those of [`base`].
+pub fn amla_compensated(
+    problem: &Problem,
+    block_n: usize,
+    o: &mut [f32],
+    lse: &mut [f32],
+) -> Result<(), Error> {
+    check(problem, o.len(), lse.len())?;
+    in_range(Argument::BlockN, block_n, 1, MAX_BLOCK)?;
+    let scale = problem.log2_scale();
+    each_row(problem, o, lse, |row, o| {
+        let mut buffer = [0.0; MAX_BLOCK];
+        // Line 1. The first block replaces n and c; they only say that O holds nothing.
+        o.fill(0.0);
+        let mut m = f32::NEG_INFINITY;
+        let mut l = 0.0;
+        let mut n = 0.0;
+        let mut c = 1.0;
+        let mut s16 = 1.0;
+        // Lines 2 and 3.
+        for keys in row.blocks(block_n) {
+            let (m_prev, n_prev, c_prev) = (m, n, c);
+            // Line 4, C1: S = Q K^T.
+            let s = &mut buffer[..keys.len()];
+            row.qk(&keys, s);
+            // Line 5, V1: S and m in units of log2.
+            for s in &mut *s {
+                *s *= scale;
+            }
+            m = m_prev.max(rowmax(s));
+            let shift = finite_or_zero(m);
+            let m_up = exp2f(m_prev - shift);
+            // Line 6.
+            n = rintf(-shift);
+            let p = s;
+            for p in &mut *p {
+                *p = exp2f(*p - shift);
+            }
+            l = l * m_up + rowsum(p);
+            // Line 7.
+            let s32 = exp2f(n + shift);
+            // Line 8.
+            s16 = to_bf16(s32);
+            // Line 9, with the appendix's c.
+            c = s16 / s32;
+            let epsilon = compensation(c_prev, c);
+            // Line 10.
+            for p in &mut *p {
+                *p = to_bf16(*p * s16);
+            }
+            // Lines 11 and 12.
+            let increment = Increment::compensated(difference(n, n_prev), epsilon);
+            // Line 13.
+            if keys.start > 0 && !increment.is_none() {
+                // Lines 14 and 15, AtomicAdd<INT32>.
+                add_increment_f32_slice(o, increment);
+            }
+            // Lines 17 and 18, C2 and AtomicAdd<FP32>: O += P V.
+            row.pv(&keys, p, o);
+        }
+        // Line 20.
+        for o in o {
+            *o /= l * s16;
+        }
+        log_sum_exp(f64::from(m) * LN_2, l)
+    });
+    Ok(())
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Exact rescale
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Algorithm 2 with an integer in the maximum's place, so that rescaling is exact and needs no compensation:
+/// `Rescale::Exact`.
+///
+/// The comments give the lines of Algorithm 2 that each step replaces. With scores in units of log2, the reference exponent
+/// is `e_i = max(e_{i-1}, ceil(rowmax(S_i)))`, and:
+///
+/// * P = `2^(S - e_i)`, in 0 to 1, goes straight to BF16 (or, in [`Precision::Bf16x2`], to the pair hi = bf16(P),
+///   lo = bf16(P - hi)): there is no S16 that a compensation had to make up for (lines 7 to 10).
+/// * O is multiplied by `2^(e_{i-1} - e_i)` (lines 11 to 16), exactly, and only when e moved.
+/// * O is normalised by the sum of the *rounded* P (hi + lo), so that rounding errors common to the weights cancel; lse is
+///   taken from the sum of the unrounded P.
+/// * In [`Precision::Bf16`], the largest P of a row is no longer exactly representable, as Algorithm 1's P = 1 is. What
+///   rounding took from the weightiest keys is made up for when the row is finished (`src/peaks.rs`): O gets residual times
+///   V, the normaliser the residual. An element of V that isn't finite is left out of that; its product with P is in O.
+/// * In [`Precision::Bf16x2`], an infinite element of V may give NaN in its column instead of the infinity, as lo may be zero
+///   or negative.
+///
+/// Blocks have `block_n` keys, and outputs and shared behaviour are as in the [module](self)'s documentation.
+///
+/// # Errors
+///
+/// Those of [`base`].
+pub fn amla_exact(
+    problem: &Problem,
+    block_n: usize,
+    precision: Precision,
+    o: &mut [f32],
+    lse: &mut [f32],
+) -> Result<(), Error> {
+    check(problem, o.len(), lse.len())?;
+    in_range(Argument::BlockN, block_n, 1, MAX_BLOCK)?;
+    let scale = problem.log2_scale();
+    each_row(problem, o, lse, |row, o| {
+        let mut buffer = [0.0; MAX_BLOCK];
+        let mut lo_buffer = [0.0; MAX_BLOCK];
+        // Line 1.
+        o.fill(0.0);
+        let mut e = f32::NEG_INFINITY;
+        let mut l = 0.0; // the sum of P
+        let mut l_rounded = 0.0; // the sum of the rounded P
+        let mut peaks = Peaks::EMPTY;
+        // Lines 2 and 3.
+        for keys in row.blocks(block_n) {
+            let e_prev = e;
+            // Line 4, C1: S = Q K^T.
+            let s = &mut buffer[..keys.len()];
+            row.qk(&keys, s);
+            // Line 5, V1: S in units of log2, and the reference exponent, an integer.
+            for s in &mut *s {
+                *s *= scale;
+            }
+            e = e_prev.max(ceilf(rowmax(s)));
+            let n = difference(e_prev, e);
+            // Line 6.
+            let shift = finite_or_zero(e);
+            let p = s;
+            for p in &mut *p {
+                *p = exp2f(*p - shift);
+            }
+            l = mul_pow2_f32(l, n) + rowsum(p);
+            // Lines 11 to 16.
+            if n != 0 {
+                add_increment_f32_slice(o, Increment::pow2(n));
+            }
+            // Line 10, then lines 17 and 18, C2: O += P V.
+            l_rounded = mul_pow2_f32(l_rounded, n);
+            match precision {
+                Precision::Bf16 => {
+                    if let Some((key, p)) = heaviest(&keys, p)
+                        && p >= PEAK_SHARE * l
+                    {
+                        peaks.push(Peak {
+                            key,
+                            exponent: e,
+                            p,
+                            residual: p - to_bf16(p),
+                        });
+                    }
+                    for p in &mut *p {
+                        *p = to_bf16(*p);
+                    }
+                    l_rounded += rowsum(p);
+                    row.pv(&keys, p, o);
+                }
+                Precision::Bf16x2 => {
+                    let lo = &mut lo_buffer[..keys.len()];
+                    for (lo, p) in lo.iter_mut().zip(&mut *p) {
+                        let hi = to_bf16(*p);
+                        *lo = to_bf16(*p - hi);
+                        *p = hi;
+                    }
+                    l_rounded += rowsum(p) + rowsum(lo);
+                    row.pv(&keys, p, o);
+                    row.pv(&keys, lo, o);
+                }
+            }
+        }
+        // The peaks; none in `Precision::Bf16x2`.
+        for (key, residual) in peaks.significant(e, l) {
+            l_rounded += residual;
+            for (o, v) in o.iter_mut().zip(row.value(key as usize)) {
+                if v.is_finite() {
+                    *o += residual * bf16_widen(v.to_bits());
+                }
+            }
+        }
+        // Line 20.
+        for o in o {
+            *o /= l_rounded;
+        }
+        log_sum_exp(f64::from(e) * LN_2, l)
+    });
+    Ok(())
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Rows
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// One query head of one query position of one request.
+struct Row<'a> {
+    problem: &'a Problem<'a>,
+    /// The request.
+    b: usize,
+    /// The query, `[d_qk]`.
+    q: &'a [bf16],
+    /// How many keys it sees; at least 1.
+    keys: usize,
+}
+
+impl<'a> Row<'a> {
+    fn key(&self, k: usize) -> &'a [bf16] {
+        self.problem.key(self.b, k)
+    }
+
+    fn value(&self, k: usize) -> &'a [bf16] {
+        self.problem.value(self.b, k)
+    }
+
+    /// The blocks of visible keys; the last may be short.
+    fn blocks(&self, block_n: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let keys = self.keys;
+        (0..keys)
+            .step_by(block_n)
+            .map(move |start| start..keys.min(start.saturating_add(block_n)))
+    }
+
+    /// C1: `s = Q K^T`, unscaled, in FP32.
+    fn qk(&self, keys: &Range<usize>, s: &mut [f32]) {
+        for (s, k) in s.iter_mut().zip(keys.clone()) {
+            *s = dot(self.q, self.key(k));
+        }
+    }
+
+    /// C2: `o += P V` in FP32.
+    fn pv(&self, keys: &Range<usize>, p: &[f32], o: &mut [f32]) {
+        for (&p, k) in p.iter().zip(keys.clone()) {
+            axpy(o, p, self.value(k));
+        }
+    }
+}
+
+/// The problem, and the lengths of dense outputs.
+fn check(problem: &Problem, o: usize, lse: usize) -> Result<(), Error> {
+    problem.check()?;
+    let s = &problem.shape;
+    let rows = s.b.saturating_mul(s.s_q).saturating_mul(s.h_q);
+    for (argument, len, expected) in [
+        (Argument::O, o, rows.saturating_mul(s.d_v)),
+        (Argument::Lse, lse, rows),
+    ] {
+        if len != expected {
+            return Err(Error::WrongLength {
+                argument,
+                len,
+                expected,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Calls `attend` with every row that sees a key and the row's place in `o`, for its lse.
+fn each_row<T: Real>(
+    problem: &Problem,
+    o: &mut [T],
+    lse: &mut [T],
+    mut attend: impl FnMut(&Row, &mut [T]) -> T,
+) {
+    let s = &problem.shape;
+    for b in 0..s.b {
+        for j in 0..s.s_q {
+            for h in 0..s.h_q {
+                let o = &mut o[((b * s.s_q + j) * s.h_q + h) * s.d_v..][..s.d_v];
+                let lse = &mut lse[(b * s.h_q + h) * s.s_q + j];
+                let row = Row {
+                    problem,
+                    b,
+                    q: problem.q.row([b, j, h], s.d_qk),
+                    keys: problem.visible(b, j),
+                };
+                if row.keys == 0 {
+                    o.fill(0.0.into());
+                    *lse = f32::INFINITY.into();
+                } else {
+                    *lse = attend(&row, o);
+                }
+            }
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Arithmetic
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// FP32 or FP64.
+trait Real: Copy + From<f32> + AddAssign + Mul<Output = Self> {}
+
+impl Real for f32 {}
+impl Real for f64 {}
+
+/// Independent partial sums, so that the compiler may use vectors.
+const LANES: usize = 16;
+
+/// The inner product, in `T`.
+fn dot<T: Real>(q: &[bf16], k: &[bf16]) -> T {
+    let mut lanes = [T::from(0.0); LANES];
+    let mut add = |q: &[bf16], k: &[bf16]| {
+        for ((lane, q), k) in lanes.iter_mut().zip(q).zip(k) {
+            *lane += T::from(bf16_widen(q.to_bits())) * T::from(bf16_widen(k.to_bits()));
+        }
+    };
+    let (q_chunks, q_tail) = q.as_chunks::<LANES>();
+    let (k_chunks, k_tail) = k.as_chunks::<LANES>();
+    for (q, k) in q_chunks.iter().zip(k_chunks) {
+        add(q, k);
+    }
+    add(q_tail, k_tail);
+    total(lanes)
+}
+
+/// `o += p * v`, in `T`.
+fn axpy<T: Real>(o: &mut [T], p: T, v: &[bf16]) {
+    for (o, v) in o.iter_mut().zip(v) {
+        *o += p * T::from(bf16_widen(v.to_bits()));
+    }
+}
+
+/// The sum of a block's P.
+fn rowsum(p: &[f32]) -> f32 {
+    let mut lanes = [0.0; LANES];
+    for p in p.chunks(LANES) {
+        for (lane, p) in lanes.iter_mut().zip(p) {
+            *lane += p;
+        }
+    }
+    total(lanes)
+}
+
+/// The sum of the lanes, pairwise.
+fn total<T: Real>(mut lanes: [T; LANES]) -> T {
+    let mut half = LANES / 2;
+    while half > 0 {
+        let (low, high) = lanes.split_at_mut(half);
+        for (low, &mut high) in low.iter_mut().zip(high) {
+            *low += high;
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
+
+/// The largest score of a block, NaNs left aside; -inf if there is none.
+fn rowmax(s: &[f32]) -> f32 {
+    s.iter().copied().fold(f32::NEG_INFINITY, f32::max)
+}
+
+/// The first key with the largest positive P of a block, and its P.
+fn heaviest(keys: &Range<usize>, p: &[f32]) -> Option<(u32, f32)> {
+    let mut heaviest = (0, 0.0);
+    for (k, &p) in keys.clone().zip(p) {
+        if p > heaviest.1 {
+            heaviest = (k, p);
+        }
+    }
+    // Keys are below 2^31: the problem was checked.
+    let key = u32::try_from(heaviest.0).ok()?;
+    (heaviest.1 > 0.0).then_some((key, heaviest.1))
+}
+
+/// What to subtract from the scores: the maximum, or 0 while there is none.
+fn finite_or_zero(m: f32) -> f32 {
+    if m == f32::NEG_INFINITY { 0.0 } else { m }
+}
+
+/// Rounded to BF16, then back to FP32.
+fn to_bf16(x: f32) -> f32 {
+    bf16_widen(bf16_round(x))
+}
+
+/// `m + ln(l)`, rounded once; NaN for 0/0, the row whose scores are all -inf.
+#[expect(clippy::cast_possible_truncation, reason = "rounds to FP32")]
+fn log_sum_exp(m: f64, l: f32) -> f32 {
+    if l > 0.0 {
+        (m + log(l.into())) as f32
+    } else {
+        f32::NAN
+    }
+}

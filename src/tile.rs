@@ -1,0 +1,239 @@
+//! Fixed-size, 64-byte aligned tiles that partition a thread's working set the
+//! way AMLA partitions the Ascend 910's L1, L0 and UB.
+//!
+//! | Ascend 910 (paper, Hierarchical Tiling) | here | bytes |
+//! |---|---|---|
+//! | L1, four Q/P buffers of 72 KiB | [`QPanel`]: 64 query rows x 576 | 4 x 72 KiB |
+//! | L1, three K/V buffers of 72 KiB | [`VBuffer`]: 192 keys x 3 strips of 64 columns | 3 x 72 KiB |
+//! | L0A, two halves of 32 KiB | [`PTile`]: P of 192 keys x 64 rows, high and low part | 2 x 24 KiB |
+//! | L0B, two halves of 32 KiB | [`Widened`]: operands widened to FP32, for backends without a BF16 dot | 2 x 24 KiB |
+//! | L0C, two halves of 64 KiB | [`STile`]: scores of 192 keys x 64 rows; two are alive in the preload pipeline | 2 x 48 KiB |
+//! | UB, 192 KiB | [`RowState`]: running exponent and sums of 64 rows | 4 x 10 KiB |
+//! | GM | [`OStrip`]: O accumulators, 64 rows x 64 columns | 16 KiB each |
+//!
+//! On a CPU the L1 budget falls into the L2 cache and L0 into L1d. All panels of
+//! 256 rows fit at once, so Q stays packed for the whole call, where the NPU
+//! shares its four buffers between Q and P and loads Q again in every iteration;
+//! P then lives in L0A only. The three K/V buffers hold one block of 192 keys,
+//! which is how the block size follows from the budget (`docs/adr/0002`).
+//!
+//! **Pairs.** The BF16 dot instructions multiply two neighbouring elements per
+//! 32-bit lane, so operands are stored as pairs in a `u32`: the element of even
+//! index in the low half. Q pairs two features, P and V pair two keys.
+
+use crate::peaks::Peaks;
+
+/// The Ascend 910's memories and the paper's cut of them, in bytes.
+pub mod ascend {
+    /// L1 of a Cube core.
+    pub const L1: usize = 512 * 1024;
+    /// One of the seven buffers that L1 is cut into.
+    pub const L1_BUFFER: usize = 72 * 1024;
+    /// L1 buffers for Q and P.
+    pub const QP_BUFFERS: usize = 4;
+    /// L1 buffers for K and V.
+    pub const KV_BUFFERS: usize = 3;
+    /// L0A, left operands; double buffered.
+    pub const L0A: usize = 64 * 1024;
+    /// L0B, right operands; double buffered.
+    pub const L0B: usize = 64 * 1024;
+    /// L0C, accumulators; double buffered.
+    pub const L0C: usize = 128 * 1024;
+    /// Unified Buffer of a Vector core.
+    pub const UB: usize = 192 * 1024;
+    /// Rows that the paper processes together: 128 heads, two query positions.
+    pub const M: usize = 256;
+    /// Depth of an L1 tile in C1: half of the query's width.
+    pub const SINGLE_K: usize = 288;
+}
+
+/// Query rows of a panel: four vectors of 16 FP32 lanes.
+pub const PANEL_ROWS: usize = 64;
+/// Panels that one task holds.
+pub const PANELS: usize = ascend::QP_BUFFERS;
+/// Query rows that one task holds: the paper's M.
+pub const GROUP_ROWS: usize = PANELS * PANEL_ROWS;
+/// Keys of a block.
+pub const BLOCK_KEYS: usize = 192;
+/// Key pairs of a block.
+pub const BLOCK_PAIRS: usize = BLOCK_KEYS / 2;
+/// Widest query.
+pub const MAX_D_QK: usize = 576;
+/// Columns of a strip of V and O.
+pub const STRIP: usize = 64;
+/// Strips of V in one L1 buffer.
+pub const BUFFER_STRIPS: usize = 3;
+/// Widest value.
+pub const MAX_D_V: usize = 512;
+
+/// `R` rows of `C` elements, row-major, on a cache line boundary.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+pub struct Tile<T, const R: usize, const C: usize>(pub [[T; C]; R]);
+
+/// Q of one panel, transposed: feature pairs x rows.
+pub type QPanel = Tile<u32, { MAX_D_QK / 2 }, PANEL_ROWS>;
+/// One strip of V: key pairs x columns.
+pub type VStrip = Tile<u32, BLOCK_PAIRS, STRIP>;
+/// One L1 buffer of V strips.
+pub type VBuffer = [VStrip; BUFFER_STRIPS];
+/// Scores of one block and panel, transposed: keys x rows.
+pub type STile = Tile<f32, BLOCK_KEYS, PANEL_ROWS>;
+/// Probabilities of one block and panel: key pairs x rows.
+pub type PTile = Tile<u32, BLOCK_PAIRS, PANEL_ROWS>;
+/// An operand widened to FP32: 96 deep.
+pub type Widened = Tile<f32, BLOCK_PAIRS, PANEL_ROWS>;
+/// O accumulators of one panel and strip: rows x columns.
+pub type OStrip = [[f32; STRIP]; PANEL_ROWS];
+
+/// L1: Q of the group, V of the block.
+#[repr(C, align(64))]
+pub struct L1 {
+    /// The four Q/P buffers.
+    pub q: [QPanel; ascend::QP_BUFFERS],
+    /// The three K/V buffers.
+    pub v: [VBuffer; ascend::KV_BUFFERS],
+}
+
+/// L0A: P of the item in flight.
+#[repr(C, align(64))]
+pub struct L0a {
+    /// P rounded to BF16.
+    pub high: PTile,
+    /// What that rounding took, rounded to BF16 ([`Precision::Bf16x2`](crate::Precision)).
+    pub low: PTile,
+}
+
+/// L0B: operands widened to FP32.
+pub type L0b = [Widened; 2];
+
+/// L0C: the scores of the two items in flight.
+pub type L0c = [STile; crate::schedule::SCORE_TILES];
+
+/// Per-row state of a panel between blocks, in the Unified Buffer.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub struct RowState {
+    /// Reference exponent `e`, an integer (exact), or the running maximum in
+    /// log2 units (compensated); -inf until a key was seen.
+    pub reference: [f32; PANEL_ROWS],
+    /// Sum of the unrounded P.
+    pub sum: [f32; PANEL_ROWS],
+    /// Sum of P as C2 uses it (exact).
+    pub rounded_sum: [f32; PANEL_ROWS],
+    /// Compensation `c` of the last block (compensated).
+    pub c: [f32; PANEL_ROWS],
+    /// What the next C2 adds to the bits of O before it accumulates.
+    pub increment: [i32; PANEL_ROWS],
+    /// S16 of the last block: the reference's fraction as a BF16 (compensated).
+    pub factor: [f32; PANEL_ROWS],
+    /// The weightiest peaks so far.
+    pub peaks: [Peaks; PANEL_ROWS],
+}
+
+impl RowState {
+    /// Before the first block.
+    pub const START: Self = Self {
+        reference: [f32::NEG_INFINITY; PANEL_ROWS],
+        sum: [0.0; PANEL_ROWS],
+        rounded_sum: [0.0; PANEL_ROWS],
+        c: [1.0; PANEL_ROWS],
+        increment: [0; PANEL_ROWS],
+        factor: [1.0; PANEL_ROWS],
+        peaks: [Peaks::EMPTY; PANEL_ROWS],
+    };
+}
+
+/// The on-chip memories of one task.
+#[repr(C, align(64))]
+pub struct Tiles {
+    /// Q panels and the V block.
+    pub l1: L1,
+    /// P.
+    pub l0a: L0a,
+    /// Widened operands.
+    pub l0b: L0b,
+    /// S.
+    pub l0c: L0c,
+    /// Row state.
+    pub ub: [RowState; PANELS],
+}
+
+/// FP32 numbers that one task leaves behind at most: O, and exponent and two sums
+/// of each row.
+pub const MAX_PARTIAL: usize = GROUP_ROWS * (MAX_D_V + 3);
+
+/// The memory that one thread works in: about 1.7 MiB, 64-byte aligned.
+///
+/// It holds nothing between calls. Make one with [`Workspace::new`] (for a
+/// `static`), or on the heap with `bytemuck::zeroed_box`, or view bytes as one
+/// with [`Workspace::from_bytes`].
+#[repr(C, align(64))]
+pub struct Workspace {
+    pub(crate) tiles: Tiles,
+    /// Where a row group's splits are folded together, and the split in flight.
+    pub(crate) partials: [[f32; MAX_PARTIAL]; 2],
+}
+
+impl Workspace {
+    /// Zeroed memory.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            tiles: Tiles {
+                l1: L1 {
+                    q: [Tile([[0; _]; _]); _],
+                    v: [[Tile([[0; _]; _]); _]; _],
+                },
+                l0a: L0a {
+                    high: Tile([[0; _]; _]),
+                    low: Tile([[0; _]; _]),
+                },
+                l0b: [Tile([[0.0; _]; _]); _],
+                l0c: [Tile([[0.0; _]; _]); _],
+                ub: [RowState::START; _],
+            },
+            partials: [[0.0; _]; _],
+        }
+    }
+}
+
+impl Default for Workspace {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+const _: () = {
+    use core::mem::{align_of, size_of};
+    // The paper's figures: seven buffers of 72 KiB within L1 ...
+    assert!((ascend::QP_BUFFERS + ascend::KV_BUFFERS) * ascend::L1_BUFFER <= ascend::L1);
+    // ... of which ours fill each to the byte.
+    assert!(size_of::<QPanel>() == ascend::L1_BUFFER);
+    assert!(size_of::<VBuffer>() == ascend::L1_BUFFER);
+    assert!(
+        size_of::<L1>() == (ascend::QP_BUFFERS + ascend::KV_BUFFERS) * ascend::L1_BUFFER
+    );
+    // L0 and UB: each half within its half.
+    assert!(size_of::<PTile>() <= ascend::L0A / 2 && size_of::<L0a>() <= ascend::L0A);
+    assert!(size_of::<Widened>() <= ascend::L0B / 2 && size_of::<L0b>() <= ascend::L0B);
+    assert!(size_of::<STile>() <= ascend::L0C / 2 && size_of::<L0c>() <= ascend::L0C);
+    assert!(size_of::<[RowState; PANELS]>() <= ascend::UB);
+    assert!(GROUP_ROWS == ascend::M);
+    assert!(align_of::<Workspace>() == 64);
+    // No padding anywhere, so that the workspace is plain memory.
+    assert!(size_of::<RowState>() == PANEL_ROWS * (6 * 4 + size_of::<Peaks>()));
+    assert!(
+        size_of::<Tiles>()
+            == size_of::<L1>()
+                + size_of::<L0a>()
+                + size_of::<L0b>()
+                + size_of::<L0c>()
+                + PANELS * size_of::<RowState>()
+    );
+    assert!(size_of::<Workspace>() == size_of::<Tiles>() + 2 * 4 * MAX_PARTIAL);
+    // V of the widest value fits into the K/V buffers, strip by strip.
+    assert!(MAX_D_V / STRIP <= ascend::KV_BUFFERS * BUFFER_STRIPS);
+    // A block is whole in every register tile: 24, 12, 8 or 6 keys.
+    assert!(BLOCK_KEYS % 24 == 0);
+};

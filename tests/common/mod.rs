@@ -1,0 +1,235 @@
+//! Problems, runs and comparisons that the integration tests share.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::io::Write;
+
+use amla::{
+    Backend, BackendId, Elements, Options, Output, Precision, Problem, Rescale, Shape, Tensor,
+    Workspace, decode, reference,
+};
+use half::bf16;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use rand_distr::{Distribution, Normal};
+
+/// The backend, or `None` (said aloud, past the test harness's capture) where the
+/// processor can't run it.
+pub fn backend(id: BackendId) -> Option<Backend> {
+    let backend = Backend::request(id).ok();
+    if backend.is_none() {
+        let _ = writeln!(
+            std::io::stderr(),
+            "backend {} NOT RUN: this processor lacks its instructions",
+            id.name()
+        );
+    }
+    backend
+}
+
+/// Every way to compute on a backend.
+pub fn modes(backend: Backend) -> [Options; 4] {
+    let with = |rescale, precision| Options {
+        backend,
+        rescale,
+        precision,
+    };
+    [
+        with(Rescale::Exact, Precision::Bf16),
+        with(Rescale::Exact, Precision::Bf16x2),
+        with(Rescale::Compensated, Precision::Bf16),
+        with(Rescale::Compensated, Precision::Bf16x2),
+    ]
+}
+
+/// Seeded BF16 numbers of a normal distribution.
+pub fn normal(seed: u64, sigma: f32, n: usize) -> Vec<bf16> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let normal = Normal::new(0.0, sigma).unwrap();
+    (0..n)
+        .map(|_| bf16::from_f32(normal.sample(&mut rng)))
+        .collect()
+}
+
+/// A problem that owns its tensors.
+#[derive(Clone)]
+pub struct Case {
+    pub shape: Shape,
+    pub q: Vec<bf16>,
+    pub kv: Vec<bf16>,
+    pub v: Option<Vec<bf16>>,
+    pub lens: Option<Vec<i32>>,
+    pub causal: bool,
+    pub scale: f32,
+}
+
+impl Case {
+    /// N(0, 1) data at the given sizes, all keys visible.
+    pub fn new(b: usize, s_q: usize, s_k: usize, h_q: usize, (d_qk, d_v): (usize, usize)) -> Self {
+        let shape = Shape {
+            b,
+            s_q,
+            s_k,
+            h_q,
+            d_qk,
+            d_v,
+        };
+        Self {
+            shape,
+            q: normal(1, 1.0, b * s_q * h_q * d_qk),
+            kv: normal(2, 1.0, b * s_k * d_qk),
+            v: None,
+            lens: None,
+            causal: false,
+            scale: (d_qk as f32).sqrt().recip(),
+        }
+    }
+
+    pub fn problem(&self) -> Problem<'_> {
+        let Shape { s_k, d_v, .. } = self.shape;
+        Problem {
+            v: self.v.as_ref().map(|data| Tensor {
+                data,
+                strides: [s_k * d_v, d_v],
+            }),
+            cache_seqlens: self.lens.as_deref(),
+            causal: self.causal,
+            ..Problem::dense(self.shape, &self.q, &self.kv, self.scale)
+        }
+    }
+
+    /// One query row, to be overwritten.
+    pub fn q_row(&mut self, b: usize, j: usize, h: usize) -> &mut [bf16] {
+        let Shape { s_q, h_q, d_qk, .. } = self.shape;
+        let row = (b * s_q + j) * h_q + h;
+        &mut self.q[row * d_qk..][..d_qk]
+    }
+
+    /// One key, to be overwritten.
+    pub fn key(&mut self, b: usize, k: usize) -> &mut [bf16] {
+        let Shape { s_k, d_qk, .. } = self.shape;
+        &mut self.kv[(b * s_k + k) * d_qk..][..d_qk]
+    }
+
+    /// Values apart from the keys, N(0, 1).
+    pub fn separate_v(mut self) -> Self {
+        let Shape { b, s_k, d_v, .. } = self.shape;
+        self.v = Some(normal(3, 1.0, b * s_k * d_v));
+        self
+    }
+
+    pub fn value(&mut self, b: usize, k: usize) -> &mut [bf16] {
+        let Shape { s_k, d_v, .. } = self.shape;
+        &mut self.v.as_mut().unwrap()[(b * s_k + k) * d_v..][..d_v]
+    }
+
+    pub fn golden(&self) -> (Vec<f64>, Vec<f64>) {
+        let (o, lse) = self.sizes();
+        let (mut o, mut lse) = (vec![0.0; o], vec![0.0; lse]);
+        reference::golden(&self.problem(), &mut o, &mut lse).unwrap();
+        (o, lse)
+    }
+
+    pub fn run(&self, options: &Options) -> (Vec<f32>, Vec<f32>) {
+        let (o, lse) = self.sizes();
+        // Poisoned: every element must be written.
+        let (mut o, mut lse) = (vec![-7.75e33; o], vec![-7.75e33; lse]);
+        let output = Output::dense(self.shape, Elements::F32(&mut o), &mut lse);
+        decode(&self.problem(), options, &mut workspace(), output).unwrap();
+        (o, lse)
+    }
+
+    /// `(O, lse)` lengths.
+    pub fn sizes(&self) -> (usize, usize) {
+        let rows = self.shape.b * self.shape.s_q * self.shape.h_q;
+        (rows * self.shape.d_v, rows)
+    }
+
+    /// `sum of P |v| / l` for every element: what rounding errors scale with.
+    fn magnitudes(&self) -> Vec<f64> {
+        let Shape {
+            b, s_k, d_qk, d_v, ..
+        } = self.shape;
+        let mut case = self.clone();
+        let v = self.v.clone().unwrap_or_else(|| {
+            let rows = self.kv.chunks(d_qk).take(b * s_k);
+            rows.flat_map(|row| &row[..d_v]).copied().collect()
+        });
+        case.v = Some(v.into_iter().map(|x| bf16::from_f32(x.to_f32().abs())).collect());
+        case.golden().0
+    }
+
+    /// Runs every mode and checks each element against Golden, with the bound of
+    /// [`tolerance`]; non-finite results must stand where Golden has them.
+    #[track_caller]
+    pub fn check(&self, backend: Backend) {
+        let (want_o, want_lse) = self.golden();
+        let magnitudes = self.magnitudes();
+        for options in modes(backend) {
+            let (o, lse) = self.run(&options);
+            assert_eq!((o.len(), lse.len()), (want_o.len(), want_lse.len()));
+            let limit = tolerance(&options);
+            for (i, (&got, &want)) in o.iter().zip(&want_o).enumerate() {
+                let (row, column) = (i / self.shape.d_v, i % self.shape.d_v);
+                assert!(
+                    same_class(got, want)
+                        && !((f64::from(got) - want).abs() > limit * magnitudes[i] + 1e-35),
+                    "O[{row}][{column}] = {got}, want {want} +- {:e}, {options:?}",
+                    limit * magnitudes[i]
+                );
+            }
+            for (row, (&got, &want)) in lse.iter().zip(&want_lse).enumerate() {
+                // FP32 rounds lse itself, and the scores that it is made of.
+                let limit = 4e-7 * want.abs().max(8.0);
+                assert!(
+                    same_class(got, want) && !((f64::from(got) - want).abs() > limit),
+                    "lse[{row}] = {got}, want {want}, {options:?}"
+                );
+            }
+        }
+    }
+}
+
+/// Bound on the error of an element of O, relative to the sum of its terms'
+/// magnitudes.
+pub fn tolerance(options: &Options) -> f64 {
+    // A BF16 probability is off by 2^-9 of itself at most, and so is the sum that
+    // normalises it; a pair by 2^-17.
+    let rounding = match options.precision {
+        Precision::Bf16 => 2.0 * 2_f64.powi(-9),
+        Precision::Bf16x2 => 2.0 * 2_f64.powi(-17),
+    };
+    // The compensation, an integer addition, misses by half of a ratio that is at
+    // most 2^-7 off one (`bits::compensation`); two in a row can add up.
+    let compensation = match options.rescale {
+        Rescale::Exact => 0.0,
+        Rescale::Compensated => 2_f64.powi(-7),
+    };
+    // FP32 sums, and scores of modest size.
+    let fp32 = 1e-5;
+    rounding + compensation + fp32
+}
+
+/// Both finite, both NaN, or the same infinity.
+pub fn same_class(got: f32, want: f64) -> bool {
+    if want.is_nan() {
+        got.is_nan()
+    } else if want.is_infinite() {
+        f64::from(got) == want
+    } else {
+        got.is_finite()
+    }
+}
+
+/// Relative Frobenius error over the finite elements.
+pub fn frobenius(got: &[f32], want: &[f64]) -> f64 {
+    let (mut d2, mut w2) = (0.0, 0.0);
+    for (&got, &want) in got.iter().zip(want).filter(|(_, w)| w.is_finite()) {
+        d2 += (f64::from(got) - want).powi(2);
+        w2 += want.powi(2);
+    }
+    if d2 == 0.0 { 0.0 } else { (d2 / w2).sqrt() }
+}
+
+pub fn workspace() -> Box<Workspace> {
+    bytemuck::zeroed_box()
+}

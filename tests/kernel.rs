@@ -1,0 +1,402 @@
+//! The kernel against Golden: one suite, stamped onto every backend.
+
+mod common;
+
+use amla::{BLOCK_KEYS, Backend, BackendId, SUPPORTED_DIMS};
+use common::{Case, frobenius, modes};
+use half::bf16;
+
+const MLA: (usize, usize) = (576, 512);
+const SMALL: (usize, usize) = (128, 128);
+
+/// Stamps the suite onto a backend.
+macro_rules! suite {
+    ($name:ident, $id:expr, [$($test:ident),* $(,)?]) => {
+        mod $name {
+            $(
+                #[test]
+                fn $test() {
+                    if let Some(backend) = super::common::backend($id) {
+                        super::$test(backend);
+                    }
+                }
+            )*
+        }
+    };
+}
+
+macro_rules! suites {
+    ($($tests:tt)*) => {
+        suite!(portable, amla::BackendId::Portable, [$($tests)*]);
+        suite!(avx512bf16, amla::BackendId::Avx512Bf16, [$($tests)*]);
+    };
+}
+
+suites![
+    dims,
+    key_counts,
+    head_counts,
+    query_positions,
+    more_rows_than_a_group,
+    separate_values,
+    ragged_batch,
+    causal,
+    causal_hides_the_first_block,
+    no_keys,
+    zero_columns,
+    negative_and_zero_scales,
+    jump_of_more_than_2_to_30,
+    large_scores,
+    moving_maxima,
+    first_block_of_minus_infinity,
+    only_minus_infinity,
+    constant_maximum_does_not_drift,
+    non_finite_q,
+    non_finite_k,
+    non_finite_v,
+    non_finite_v_in_a_hidden_key,
+    non_finite_request_stays_alone,
+    poisoned_tail,
+    unaligned_slices,
+    subnormals,
+];
+
+#[test]
+fn says_which_backends_run() {
+    use std::io::Write;
+    let run: Vec<_> = BackendId::ALL
+        .into_iter()
+        .filter(|&id| Backend::request(id).is_ok())
+        .map(BackendId::name)
+        .collect();
+    let _ = writeln!(
+        std::io::stderr(),
+        "backends tested: {}; the default is {}",
+        run.join(", "),
+        Backend::detect().id().name()
+    );
+    assert!(run.contains(&"portable"));
+}
+
+fn dims(backend: Backend) {
+    for &dims in SUPPORTED_DIMS {
+        Case::new(1, 1, 700, 5, dims).check(backend);
+    }
+}
+
+fn key_counts(backend: Backend) {
+    let around = |n: usize| [n - 1, n, n + 1];
+    let tiles = [6, 8, 12, 24, 64, 96, BLOCK_KEYS, 2 * BLOCK_KEYS, 512, 1024].map(around);
+    for s_k in [0, 1, 2, 3].into_iter().chain(tiles.into_iter().flatten()) {
+        Case::new(1, 1, s_k, 7, SMALL).check(backend);
+    }
+    for s_k in [0, 1, 2, 511, 512, 513] {
+        Case::new(1, 1, s_k, 3, MLA).check(backend);
+    }
+}
+
+fn head_counts(backend: Backend) {
+    for h_q in [1, 2, 3, 5, 6, 7, 15, 16, 17, 32, 33, 48, 49, 63, 64, 65, 126, 127, 128] {
+        Case::new(1, 1, 300, h_q, SMALL).check(backend);
+    }
+    for h_q in [1, 3, 16, 63, 64, 126, 128] {
+        Case::new(1, 1, 250, h_q, MLA).check(backend);
+    }
+}
+
+fn query_positions(backend: Backend) {
+    for s_q in [1, 2, 3, 5] {
+        Case::new(2, s_q, 200, 20, SMALL).check(backend);
+    }
+}
+
+fn more_rows_than_a_group(backend: Backend) {
+    let mut case = Case::new(2, 3, 1100, 129, SMALL);
+    case.causal = true;
+    case.check(backend);
+}
+
+fn separate_values(backend: Backend) {
+    Case::new(2, 1, 300, 10, SMALL).separate_v().check(backend);
+    Case::new(1, 2, 100, 4, MLA).separate_v().check(backend);
+}
+
+fn ragged_batch(backend: Backend) {
+    let mut case = Case::new(6, 1, 1500, 9, SMALL);
+    case.lens = Some(vec![0, 1, 1500, 192, 193, 1024]);
+    case.check(backend);
+}
+
+fn causal(backend: Backend) {
+    for s_k in [2, 3, 191, 192, 193, 194, 400] {
+        let mut case = Case::new(1, 3, s_k, 30, SMALL);
+        case.causal = true;
+        case.check(backend);
+    }
+}
+
+fn causal_hides_the_first_block(backend: Backend) {
+    // Row 0 sees 5 keys, and the first 195 rows see nothing of the second block.
+    let mut case = Case::new(1, 260, 264, 1, SMALL);
+    case.causal = true;
+    case.check(backend);
+    // The first 20 positions see no key at all.
+    let mut case = Case::new(1, 120, 100, 1, SMALL);
+    case.causal = true;
+    case.check(backend);
+    let (o, lse) = case.run(&modes(backend)[0]);
+    assert!(o[..20 * 128].iter().all(|&x| x == 0.0));
+    assert!(lse[..20].iter().all(|&x| x == f32::INFINITY));
+    assert!(lse[20..].iter().all(|x| x.is_finite()));
+}
+
+fn no_keys(backend: Backend) {
+    for case in [Case::new(2, 2, 0, 3, MLA), {
+        let mut case = Case::new(2, 2, 300, 3, MLA);
+        case.lens = Some(vec![0, 0]);
+        case
+    }] {
+        for options in modes(backend) {
+            let (o, lse) = case.run(&options);
+            assert!(o.iter().all(|&x| x == 0.0));
+            assert!(lse.iter().all(|&x| x == f32::INFINITY));
+        }
+    }
+}
+
+fn zero_columns(backend: Backend) {
+    let mut case = Case::new(1, 2, 700, 10, SMALL).separate_v();
+    // Rising scores, so that O is rescaled often.
+    rising(&mut case, 20.0);
+    for k in 0..700 {
+        case.value(0, k)[10..20].fill(bf16::ZERO);
+        case.value(0, k)[20..30].fill(bf16::NEG_ZERO);
+    }
+    case.check(backend);
+    for options in modes(backend) {
+        let (o, _) = case.run(&options);
+        for row in o.chunks(128) {
+            assert!(row[10..30].iter().all(|&x| x == 0.0), "{options:?}");
+        }
+    }
+}
+
+fn negative_and_zero_scales(backend: Backend) {
+    let mut case = Case::new(1, 1, 500, 10, SMALL);
+    case.scale = -case.scale;
+    case.check(backend);
+    case.scale = 0.0;
+    case.check(backend);
+    case.scale = 1e-40;
+    case.check(backend);
+}
+
+/// Makes the score of key `k` `step * f(k)` in log2 units, for every row, with
+/// small noise left in the other features.
+fn steer(case: &mut Case, score: impl Fn(usize) -> f32) {
+    let d = case.shape.d_qk;
+    for row in case.q.chunks_mut(d) {
+        row.iter_mut()
+            .for_each(|x| *x = bf16::from_f32(x.to_f32() / 8.0));
+        row[0] = bf16::ONE;
+    }
+    let unit = case.scale * std::f32::consts::LOG2_E;
+    for (k, key) in case.kv.chunks_mut(d).enumerate() {
+        key[0] = bf16::from_f32(score(k % case.shape.s_k) / unit);
+    }
+}
+
+fn rising(case: &mut Case, step: f32) {
+    steer(case, |k| step * (k / 100) as f32);
+}
+
+fn jump_of_more_than_2_to_30(backend: Backend) {
+    for (before, after) in [(0.0, 3e9), (-3e9, 3e9), (3e9, -3e9), (-3e9, 0.0)] {
+        let mut case = Case::new(1, 1, 400, 5, SMALL).separate_v();
+        steer(&mut case, |k| if k < 250 { before } else { after });
+        // At this size FP32 scores hold nothing else.
+        case.q
+            .chunks_mut(128)
+            .for_each(|row| row[1..].fill(bf16::ZERO));
+        case.check(backend);
+    }
+}
+
+fn large_scores(backend: Backend) {
+    // One feature carries the score, so that FP32 accumulates it exactly.
+    for magnitude in [1e4_f32, -1e4] {
+        let mut case = Case::new(1, 1, 800, 20, SMALL).separate_v();
+        steer(&mut case, |k| magnitude + 64.0 * (k % 3) as f32);
+        case.q.chunks_mut(128).for_each(|row| row[1..].fill(bf16::ZERO));
+        case.check(backend);
+    }
+}
+
+fn moving_maxima(backend: Backend) {
+    let patterns: [fn(usize) -> f32; 4] = [
+        |k| 0.9 * (k / 50) as f32,
+        |k| -0.9 * (k / 50) as f32,
+        |k| if k / 192 % 2 == 0 { 6.3 } else { -6.3 },
+        |k| 40.0 * ((k / 192 % 3) as f32),
+    ];
+    for pattern in patterns {
+        let mut case = Case::new(1, 2, 1000, 10, SMALL).separate_v();
+        steer(&mut case, pattern);
+        case.check(backend);
+    }
+}
+
+fn first_block_of_minus_infinity(backend: Backend) {
+    let mut case = Case::new(1, 2, 500, 10, SMALL).separate_v();
+    case.q.chunks_mut(128).for_each(|row| row[3] = bf16::ONE);
+    for k in 0..BLOCK_KEYS + 10 {
+        case.key(0, k)[3] = bf16::NEG_INFINITY;
+    }
+    case.check(backend);
+    case.scale = -case.scale;
+    case.q.chunks_mut(128).for_each(|row| row[3] = bf16::NEG_ONE);
+    case.check(backend);
+}
+
+fn only_minus_infinity(backend: Backend) {
+    let mut case = Case::new(1, 1, 300, 4, SMALL).separate_v();
+    case.q_row(0, 0, 2)[7] = bf16::ONE;
+    for h in [0, 1, 3] {
+        case.q_row(0, 0, h)[7] = bf16::from_f32(0.5);
+    }
+    for k in 0..300 {
+        case.key(0, k)[7] = bf16::NEG_INFINITY;
+    }
+    case.check(backend);
+}
+
+fn constant_maximum_does_not_drift(backend: Backend) {
+    // The same 8192 keys over and over: the same O, and a maximum that no key
+    // after the first of them moves.
+    let mut case = Case::new(1, 1, 8192, 2, SMALL).separate_v();
+    let (want, _) = case.golden();
+    let short = modes(backend).map(|options| frobenius(&case.run(&options).0, &want));
+    case.shape.s_k *= 16;
+    case.kv = case.kv.repeat(16);
+    case.v = case.v.map(|v| v.repeat(16));
+    let (want, want_lse) = case.golden();
+    for (options, short) in modes(backend).into_iter().zip(short) {
+        let (o, lse) = case.run(&options);
+        let long = frobenius(&o, &want);
+        assert!(long <= 1.5 * short, "{long:e}, {short:e}, {options:?}");
+        for (got, want) in lse.iter().zip(&want_lse) {
+            assert!((f64::from(*got) - want).abs() < 2e-6);
+        }
+    }
+}
+
+fn non_finite_q(backend: Backend) {
+    for bad in [bf16::NAN, bf16::INFINITY, bf16::NEG_INFINITY] {
+        let mut case = Case::new(2, 2, 300, 20, SMALL);
+        case.q_row(1, 1, 7)[100] = bad;
+        case.check(backend);
+        let (o, _) = case.run(&modes(backend)[0]);
+        let row = (2 + 1) * 20 + 7;
+        for (i, o) in o.chunks(128).enumerate() {
+            assert_eq!(o.iter().all(|x| x.is_finite()), i != row);
+        }
+    }
+}
+
+fn non_finite_k(backend: Backend) {
+    for bad in [bf16::NAN, bf16::INFINITY, bf16::NEG_INFINITY] {
+        for k in [0, 191, 192, 299] {
+            let mut case = Case::new(1, 2, 300, 20, SMALL).separate_v();
+            case.key(0, k)[5] = bad;
+            case.check(backend);
+            // As a latent row the same element is also a value.
+            case.v = None;
+            case.check(backend);
+        }
+    }
+}
+
+fn non_finite_v(backend: Backend) {
+    for bad in [bf16::NAN, bf16::INFINITY, bf16::NEG_INFINITY] {
+        for k in [0, 191, 192, 299] {
+            let mut case = Case::new(1, 1, 300, 20, SMALL).separate_v();
+            case.value(0, k)[5] = bad;
+            case.check(backend);
+        }
+    }
+}
+
+fn non_finite_v_in_a_hidden_key(backend: Backend) {
+    for bad in [bf16::NAN, bf16::INFINITY] {
+        let mut case = Case::new(1, 3, 300, 20, SMALL).separate_v();
+        case.causal = true;
+        case.value(0, 299)[5] = bad;
+        case.value(0, 298)[6] = bad;
+        case.check(backend);
+        let (o, _) = case.run(&modes(backend)[0]);
+        assert!(o[..20 * 128].iter().all(|x| x.is_finite()));
+    }
+}
+
+fn non_finite_request_stays_alone(backend: Backend) {
+    let mut case = Case::new(3, 1, 300, 4, SMALL);
+    let clean = case.run(&modes(backend)[0]);
+    for k in 0..300 {
+        case.key(1, k).fill(bf16::NAN);
+    }
+    case.check(backend);
+    let (o, lse) = case.run(&modes(backend)[0]);
+    for request in [0, 2] {
+        let o_range = request * 4 * 128..(request + 1) * 4 * 128;
+        assert_eq!(o[o_range.clone()], clean.0[o_range]);
+        let range = request * 4..(request + 1) * 4;
+        assert_eq!(lse[range.clone()], clean.1[range]);
+    }
+}
+
+fn poisoned_tail(backend: Backend) {
+    for len in [0, 1, 100, 192, 193, 299] {
+        let mut case = Case::new(1, 2, 300, 5, SMALL).separate_v();
+        case.lens = Some(vec![len]);
+        let clean = case.run(&modes(backend)[0]);
+        for k in usize::try_from(len).unwrap()..300 {
+            case.key(0, k).fill(bf16::NAN);
+            case.value(0, k).fill(bf16::NAN);
+        }
+        assert_eq!(case.run(&modes(backend)[0]), clean);
+        case.check(backend);
+    }
+}
+
+fn unaligned_slices(backend: Backend) {
+    use amla::{Elements, Options, Output, Problem, decode};
+    let case = Case::new(1, 1, 200, 5, SMALL);
+    let (want, _) = case.run(&modes(backend)[0]);
+    for offset in [1, 2, 3, 31] {
+        let shift = |x: &[bf16]| [vec![bf16::NAN; offset], x.to_vec()].concat();
+        let (q, kv) = (shift(&case.q), shift(&case.kv));
+        let problem = Problem::dense(case.shape, &q[offset..], &kv[offset..], case.scale);
+        let mut o = vec![0.0; want.len() + offset];
+        let mut lse = vec![0.0; 5 + offset];
+        let o_elements = Elements::F32(&mut o[offset..]);
+        let output = Output::dense(case.shape, o_elements, &mut lse[offset..]);
+        let options = Options {
+            backend,
+            ..Options::default()
+        };
+        decode(&problem, &options, &mut common::workspace(), output).unwrap();
+        assert_eq!(o[offset..], want);
+        assert!(o[..offset].iter().all(|&x| x == 0.0));
+    }
+}
+
+fn subnormals(backend: Backend) {
+    // The dot instructions read them as zeros; neither may disturb the rest.
+    let mut case = Case::new(1, 1, 300, 4, SMALL).separate_v();
+    for k in 0..300 {
+        case.value(0, k)[0] = bf16::from_bits(0x0001);
+        case.value(0, k)[1] = bf16::from_bits(0x807f);
+        case.key(0, k)[2] = bf16::from_bits(0x0040);
+    }
+    case.check(backend);
+}
