@@ -49,9 +49,7 @@ use crate::error::Error;
 use crate::isa::{Backend, Isa, Pv, Rows, Softmax, Visitor, half_of};
 use crate::problem::{Precision, Problem, Rescale};
 use crate::schedule::{SCORE_TILES, Stage, preload};
-use crate::tile::{
-    BLOCK_KEYS, GROUP_ROWS, L0a, OStrip, PANEL_ROWS, RowState, STRIP, Tiles,
-};
+use crate::tile::{BLOCK_KEYS, L0a, OStrip, PANEL_ROWS, RowState, STRIP, Tiles};
 
 /// How to compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -115,7 +113,7 @@ pub struct Group<'a> {
     pub problem: &'a Problem<'a>,
     /// The request.
     pub request: usize,
-    /// Rows `j * h_q + h` of the request; at most [`GROUP_ROWS`].
+    /// Rows `j * h_q + h` of the request; at most [`GROUP_ROWS`](crate::tile::GROUP_ROWS).
     pub rows: Range<usize>,
     /// Keys of the request.
     pub keys: Range<usize>,
@@ -230,7 +228,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
         tiles,
         mut partial,
     } = task;
-    const { assert!(D_QK % 2 == 0 && D_V % STRIP == 0) };
+    const { assert!(D_QK.is_multiple_of(2) && D_V.is_multiple_of(STRIP)) };
     let problem = group.problem;
     let panels = group.panels();
     let blocks = group.keys.len().div_ceil(BLOCK_KEYS);
@@ -401,5 +399,3 @@ fn finite_axpy(p: f32, value: &[bf16; STRIP], o: &mut [f32; STRIP]) {
         *o += if v.is_finite() { p * v } else { 0.0 };
     }
 }
-
-const _: () = assert!(GROUP_ROWS % PANEL_ROWS == 0);

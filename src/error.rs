@@ -218,10 +218,7 @@ impl fmt::Display for Error {
                 request,
                 value,
                 limit,
-            } => write!(
-                f,
-                "cache_seqlens[{request}] is {value}, not in 0..={limit}"
-            ),
+            } => write!(f, "cache_seqlens[{request}] is {value}, not in 0..={limit}"),
             Self::NonFiniteScale { value } => {
                 write!(f, "softmax_scale is {value}, not a finite number")
             }

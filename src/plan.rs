@@ -44,7 +44,7 @@ impl Plan {
             groups,
             // Groups of whole panels, as even as can be.
             group_rows: rows.div_ceil(groups * PANEL_ROWS) * PANEL_ROWS,
-            splits: splits.unwrap_or(0),
+            splits: splits.unwrap_or(1),
         })
     }
 
@@ -222,10 +222,7 @@ pub fn combine(
         });
     }
     let d_v = problem.shape.d_v;
-    for (i, memory) in partials[..needed]
-        .chunks_mut(len * plan.splits)
-        .enumerate()
-    {
+    for (i, memory) in partials[..needed].chunks_mut(len * plan.splits).enumerate() {
         let (request, g) = (i / plan.groups, i % plan.groups);
         let group = plan.group(problem, request, g, 0);
         let (total, parts) = memory.split_at_mut(len);

@@ -167,13 +167,7 @@ impl<'a> Problem<'a> {
             s.d_qk,
         )?;
         if let Some(v) = &self.v {
-            reaches(
-                Argument::V,
-                v.data.len(),
-                [s.b, s.s_k],
-                v.strides,
-                s.d_v,
-            )?;
+            reaches(Argument::V, v.data.len(), [s.b, s.s_k], v.strides, s.d_v)?;
         }
         if let Some(lens) = self.cache_seqlens {
             if lens.len() != s.b {

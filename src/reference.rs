@@ -33,7 +33,7 @@
 //! * The block size is a parameter: 512 keys in the paper, 192 in this crate's kernel.
 //! * The paper divides the scores by the root of D_k; here [`Problem::softmax_scale`] multiplies them.
 
-use core::f64::consts::{LN_2, LOG2_E};
+use core::f64::consts::LN_2;
 use core::ops::{AddAssign, Mul, Range};
 
 use half::bf16;

@@ -211,9 +211,7 @@ const _: () = {
     // ... of which ours fill each to the byte.
     assert!(size_of::<QPanel>() == ascend::L1_BUFFER);
     assert!(size_of::<VBuffer>() == ascend::L1_BUFFER);
-    assert!(
-        size_of::<L1>() == (ascend::QP_BUFFERS + ascend::KV_BUFFERS) * ascend::L1_BUFFER
-    );
+    assert!(size_of::<L1>() == (ascend::QP_BUFFERS + ascend::KV_BUFFERS) * ascend::L1_BUFFER);
     // L0 and UB: each half within its half.
     assert!(size_of::<PTile>() <= ascend::L0A / 2 && size_of::<L0a>() <= ascend::L0A);
     assert!(size_of::<Widened>() <= ascend::L0B / 2 && size_of::<L0b>() <= ascend::L0B);
@@ -235,5 +233,5 @@ const _: () = {
     // V of the widest value fits into the K/V buffers, strip by strip.
     assert!(MAX_D_V / STRIP <= ascend::KV_BUFFERS * BUFFER_STRIPS);
     // A block is whole in every register tile: 24, 12, 8 or 6 keys.
-    assert!(BLOCK_KEYS % 24 == 0);
+    assert!(BLOCK_KEYS.is_multiple_of(24));
 };

@@ -96,7 +96,9 @@ fn key_counts(backend: Backend) {
 }
 
 fn head_counts(backend: Backend) {
-    for h_q in [1, 2, 3, 5, 6, 7, 15, 16, 17, 32, 33, 48, 49, 63, 64, 65, 126, 127, 128] {
+    for h_q in [
+        1, 2, 3, 5, 6, 7, 15, 16, 17, 32, 33, 48, 49, 63, 64, 65, 126, 127, 128,
+    ] {
         Case::new(1, 1, 300, h_q, SMALL).check(backend);
     }
     for h_q in [1, 3, 16, 63, 64, 126, 128] {
@@ -227,7 +229,9 @@ fn large_scores(backend: Backend) {
     for magnitude in [1e4_f32, -1e4] {
         let mut case = Case::new(1, 1, 800, 20, SMALL).separate_v();
         steer(&mut case, |k| magnitude + 64.0 * (k % 3) as f32);
-        case.q.chunks_mut(128).for_each(|row| row[1..].fill(bf16::ZERO));
+        case.q
+            .chunks_mut(128)
+            .for_each(|row| row[1..].fill(bf16::ZERO));
         case.check(backend);
     }
 }
@@ -254,7 +258,9 @@ fn first_block_of_minus_infinity(backend: Backend) {
     }
     case.check(backend);
     case.scale = -case.scale;
-    case.q.chunks_mut(128).for_each(|row| row[3] = bf16::NEG_ONE);
+    case.q
+        .chunks_mut(128)
+        .for_each(|row| row[3] = bf16::NEG_ONE);
     case.check(backend);
 }
 

@@ -73,7 +73,11 @@ pub fn verdicts(experiment: &Experiment, columns: &[Column]) -> String {
         text += "  (stated for references with the kernel's block: this run has another)\n";
     }
     for tolerance in [0.03, 0.10] {
-        text.extend(base(columns, tolerance).verdict());
+        let bar = base(columns, tolerance);
+        text.extend(bar.verdict());
+        if experiment.samples > 1 {
+            text.extend(luck(columns, &bar));
+        }
     }
     for engine in [Engine::Reference, Engine::Kernel] {
         let exact = Run::new(Method::Exact, engine, Bf16);
@@ -141,6 +145,23 @@ fn base(columns: &[Column], tolerance: f64) -> Bar {
         limit: tolerance,
         write: percent,
     }
+}
+
+/// How much of the figures of `bar`, one that [`base`] made, the draw of the
+/// inputs may be to blame for.
+fn luck(columns: &[Column], bar: &Bar) -> Option<String> {
+    let deviations = columns
+        .iter()
+        .filter(|column| bar.figures.iter().any(|f| f.1 == column.distribution.name))
+        .map(|column| {
+            let ours = column.score(&BASE, Format::Bf16);
+            (ours.deviation / ours.error, column.distribution.name)
+        });
+    let (most, name) = deviations.max_by(|a, b| a.0.total_cmp(&b.0))?;
+    Some(format!(
+        "          (standard error, by the draw of the inputs: {} at {name})\n",
+        percent(most)
+    ))
 }
 
 /// A run against Base.

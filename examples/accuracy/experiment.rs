@@ -138,6 +138,8 @@ impl Run {
 pub struct Score {
     /// Relative Frobenius error, the mean over samples.
     pub error: f64,
+    /// Standard error of that mean; 0 where there is one sample only.
+    pub deviation: f64,
     /// The largest absolute error of any element.
     pub worst: f64,
 }
@@ -146,19 +148,19 @@ impl Score {
     fn of(got: &[f32], golden: &[f64]) -> Self {
         Self {
             error: metrics::relative_frobenius(got, golden),
+            deviation: 0.0,
             worst: metrics::worst(got, golden),
         }
     }
 
-    fn mean(scores: impl ExactSizeIterator<Item = Self>) -> Self {
+    fn mean(scores: impl ExactSizeIterator<Item = Self> + Clone) -> Self {
         let count = scores.len() as f64;
-        let sum = scores.fold(Self::default(), |sum, score| Self {
-            error: sum.error + score.error,
-            worst: sum.worst.max(score.worst),
-        });
+        let error = scores.clone().map(|score| score.error).sum::<f64>() / count;
+        let squares: f64 = scores.clone().map(|s| (s.error - error).powi(2)).sum();
         Self {
-            error: sum.error / count,
-            ..sum
+            error,
+            deviation: (squares / (count - 1.0).max(1.0) / count).sqrt(),
+            worst: scores.map(|score| score.worst).fold(0.0, f64::max),
         }
     }
 }

@@ -22,6 +22,7 @@ pub fn json(experiment: &Experiment, columns: &[Column]) -> String {
                     "precision": run.precision_name(),
                     "output": format.name(),
                     "error": score.error,
+                    "standard_error": (experiment.samples > 1).then_some(score.deviation),
                     "max_abs_error": score.worst,
                     "paper": paper(run, format, column.distribution),
                     "samples": experiment.samples,

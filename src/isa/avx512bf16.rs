@@ -26,8 +26,7 @@ use super::{Isa, Pv, Rows, Softmax, detect};
 use crate::bits::Increment;
 use crate::problem::{Precision, Rescale};
 use crate::tile::{
-    BLOCK_PAIRS, L0a, L0b, OStrip, PANEL_ROWS, QPanel, RowState, STRIP, STile,
-    VBuffer, ascend,
+    BLOCK_PAIRS, L0a, L0b, OStrip, PANEL_ROWS, QPanel, RowState, STRIP, STile, VBuffer, ascend,
 };
 
 /// FP32 lanes of a vector.
@@ -445,8 +444,8 @@ fn add_increment(x: __m512, increment: __m512i) -> __m512 {
     let moved = _mm512_add_epi32(magnitude, increment);
     // Upwards, the sum may pass i32::MAX but not u32::MAX.
     let moved = _mm512_mask_min_epu32(moved, up, moved, infinity);
-    let normal = _mm512_cmpge_epi32_mask(magnitude, min_normal)
-        & _mm512_cmpge_epi32_mask(moved, min_normal);
+    let normal =
+        _mm512_cmpge_epi32_mask(magnitude, min_normal) & _mm512_cmpge_epi32_mask(moved, min_normal);
     let finite = _mm512_cmplt_epi32_mask(magnitude, infinity);
     let result = _mm512_or_si512(_mm512_maskz_mov_epi32(normal, moved), sign);
     _mm512_castsi512_ps(_mm512_mask_mov_epi32(bits, finite, result))
@@ -467,8 +466,8 @@ fn rescale(xs: &mut [f32], increment: Increment) {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn dot_loop(iterations: u64) -> u64 {
-    const CHAINS: u64 = 24;
-    let mut acc = [_mm512_setzero_ps(); CHAINS as usize];
+    const CHAINS: usize = 24;
+    let mut acc = [_mm512_setzero_ps(); CHAINS];
     let x = as_pairs(_mm512_set1_epi32(core::hint::black_box(0x3f80_3f80)));
     for _ in 0..iterations {
         for acc in &mut acc {
@@ -476,7 +475,7 @@ fn dot_loop(iterations: u64) -> u64 {
         }
     }
     core::hint::black_box(acc);
-    iterations * CHAINS * 4 * LANES as u64
+    iterations * (CHAINS * LANES * 4) as u64
 }
 
 #[inline]

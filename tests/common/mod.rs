@@ -154,7 +154,11 @@ impl Case {
             let rows = self.kv.chunks(d_qk).take(b * s_k);
             rows.flat_map(|row| &row[..d_v]).copied().collect()
         });
-        case.v = Some(v.into_iter().map(|x| bf16::from_f32(x.to_f32().abs())).collect());
+        case.v = Some(
+            v.into_iter()
+                .map(|x| bf16::from_f32(x.to_f32().abs()))
+                .collect(),
+        );
         case.golden().0
     }
 
@@ -171,8 +175,7 @@ impl Case {
             for (i, (&got, &want)) in o.iter().zip(&want_o).enumerate() {
                 let (row, column) = (i / self.shape.d_v, i % self.shape.d_v);
                 assert!(
-                    same_class(got, want)
-                        && !((f64::from(got) - want).abs() > limit * magnitudes[i] + 1e-35),
+                    close(got, want, limit * magnitudes[i] + 1e-35),
                     "O[{row}][{column}] = {got}, want {want} +- {:e}, {options:?}",
                     limit * magnitudes[i]
                 );
@@ -181,7 +184,7 @@ impl Case {
                 // FP32 rounds lse itself, and the scores that it is made of.
                 let limit = 4e-7 * want.abs().max(8.0);
                 assert!(
-                    same_class(got, want) && !((f64::from(got) - want).abs() > limit),
+                    close(got, want, limit),
                     "lse[{row}] = {got}, want {want}, {options:?}"
                 );
             }
@@ -207,6 +210,11 @@ pub fn tolerance(options: &Options) -> f64 {
     // FP32 sums, and scores of modest size.
     let fp32 = 1e-5;
     rounding + compensation + fp32
+}
+
+/// Finite and within `limit` of each other, or of the same class.
+pub fn close(got: f32, want: f64, limit: f64) -> bool {
+    same_class(got, want) && (!want.is_finite() || (f64::from(got) - want).abs() <= limit)
 }
 
 /// Both finite, both NaN, or the same infinity.
