@@ -251,7 +251,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
         partial.o.fill([[0.0; STRIP]; PANEL_ROWS]);
     }
 
-    let mut finite = true;
+    let (mut finite, mut all_finite) = (true, true);
     for step in preload(blocks * panels) {
         match step.stage {
             Stage::C1(i) => isa.qk::<D_QK>(
@@ -281,6 +281,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                 let (block, panel) = (i / panels, i % panels);
                 if panel == 0 {
                     finite = !isa.pack_v::<D_V>(&group.value_rows(block), &mut tiles.l1.v);
+                    all_finite &= finite;
                 }
                 let increment = &tiles.ub[panel].increment;
                 let call = Pv {
@@ -297,7 +298,17 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     pv_non_finite(&call, &tiles.l0a, &group.value_rows(block), visible, o);
                 }
             }
-            Stage::Last => finish(group, options, &tiles.ub, &mut partial, strips),
+            Stage::Last => {
+                finish(
+                    isa,
+                    group,
+                    options,
+                    &tiles.ub,
+                    &mut partial,
+                    strips,
+                    all_finite,
+                );
+            }
         }
     }
 }
@@ -335,12 +346,14 @@ fn pv_non_finite(
 }
 
 /// Brings the rows into the form that results are merged and normalised in.
-fn finish(
+fn finish<I: Isa>(
+    isa: I,
     group: &Group<'_>,
     options: &Options,
     states: &[RowState],
     partial: &mut Partial<'_>,
     strips: usize,
+    all_finite: bool,
 ) {
     for row in 0..group.rows.len() {
         let (panel, r) = (row / PANEL_ROWS, row % PANEL_ROWS);
@@ -353,8 +366,10 @@ fn finish(
                 let mut norm = state.rounded_sum[r];
                 for (key, residual) in state.peaks[r].significant(exponent, sum) {
                     let value = group.problem.value(group.request, key as usize);
-                    for (value, o) in value.as_chunks::<STRIP>().0.iter().zip(o.iter_mut()) {
-                        finite_axpy(residual, value, &mut o[r]);
+                    if all_finite {
+                        isa.axpy(residual, value, o, r);
+                    } else {
+                        finite_axpy(residual, value, o, r);
                     }
                     norm += residual;
                 }
@@ -391,11 +406,13 @@ fn axpy(p: f32, value: &[bf16], o: &mut [f32; STRIP]) {
     }
 }
 
-/// The same over the finite elements of `value`: where it isn't, O already is
-/// what it must be, and a residual of the other sign would make it NaN.
-fn finite_axpy(p: f32, value: &[bf16; STRIP], o: &mut [f32; STRIP]) {
-    for (o, v) in o.iter_mut().zip(value) {
-        let v = bf16_widen(v.to_bits());
-        *o += if v.is_finite() { p * v } else { 0.0 };
+/// [`Isa::axpy`] over the finite elements of `value`: where it isn't, O already
+/// is what it must be, and a residual of the other sign would make it NaN.
+fn finite_axpy(factor: f32, value: &[bf16], o: &mut [OStrip], row: usize) {
+    for (value, o) in value.chunks(STRIP).zip(o) {
+        for (o, v) in o[row].iter_mut().zip(value) {
+            let v = bf16_widen(v.to_bits());
+            *o += if v.is_finite() { factor * v } else { 0.0 };
+        }
     }
 }

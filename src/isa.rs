@@ -130,6 +130,13 @@ pub trait Isa: Copy {
     /// ([`crate::bits::add_increment_f32`], bit for bit).
     fn rescale(self, xs: &mut [f32], increment: Increment);
 
+    /// `x = (x + dx on the bits) + (y + dy on the bits)`, element by element: how
+    /// partial results over different keys are put together.
+    fn fold(self, x: &mut [f32], dx: Increment, y: &[f32], dy: Increment);
+
+    /// `o[strip][row] += factor * value`, over the strips of one row.
+    fn axpy(self, factor: f32, value: &[bf16], o: &mut [OStrip], row: usize);
+
     /// Runs `iterations` of a register-resident loop of the backend's own
     /// multiply-add and returns the FLOP done.
     fn dot_loop(self, iterations: u64) -> u64;

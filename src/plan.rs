@@ -9,8 +9,9 @@ use core::ops::Range;
 use half::bf16;
 
 use crate::attend::{Group, Options, Partial, Task, check_dims};
-use crate::bits::{bf16_round, mul_pow2_f32};
+use crate::bits::{Increment, add_increment_f32, bf16_round};
 use crate::error::{Argument, Error};
+use crate::isa::{Backend, Isa, Visitor};
 use crate::peaks::difference;
 use crate::problem::{Elements, Output, Problem, Shape, in_range};
 use crate::tile::{GROUP_ROWS, PANEL_ROWS, STRIP, Workspace};
@@ -146,12 +147,11 @@ pub fn decode(
                     partial: Partial::view(memory, d_v),
                 })?;
                 if split > 0 {
-                    let rows = group.rows.len();
-                    fold(
-                        &mut Partial::view(total, d_v),
-                        &Partial::view(part, d_v),
-                        rows,
-                    );
+                    options.backend.with(Fold {
+                        total: &mut Partial::view(total, d_v),
+                        part: &Partial::view(part, d_v),
+                        rows: group.rows.len(),
+                    });
                 }
             }
             let group = plan.group(problem, request, g, 0);
@@ -229,32 +229,44 @@ pub fn combine(
         let mut total = Partial::view(total, d_v);
         let own = splits(problem.len(request)) - 1;
         for part in parts.chunks_mut(len).take(own) {
-            fold(&mut total, &Partial::view(part, d_v), group.rows.len());
+            // Every backend folds to the same bits.
+            Backend::detect().with(Fold {
+                total: &mut total,
+                part: &Partial::view(part, d_v),
+                rows: group.rows.len(),
+            });
         }
         write(&group, &total, &mut output);
     }
     Ok(())
 }
 
-/// Adds the result over later keys to that over earlier ones. Rescaling is again
-/// an integer addition: the exponents are integers in either mode.
-fn fold(total: &mut Partial<'_>, part: &Partial<'_>, rows: usize) {
-    let panels = rows.div_ceil(PANEL_ROWS);
-    let strips = total.o.len() / (total.exponent.len() / PANEL_ROWS);
-    for row in 0..rows {
-        let exponent = total.exponent[row].max(part.exponent[row]);
-        let down = difference(total.exponent[row], exponent);
-        let other = difference(part.exponent[row], exponent);
-        let add = |x: f32, y: f32| mul_pow2_f32(x, down) + mul_pow2_f32(y, other);
-        total.exponent[row] = exponent;
-        total.sum[row] = add(total.sum[row], part.sum[row]);
-        total.norm[row] = add(total.norm[row], part.norm[row]);
-        let (panel, r) = (row / PANEL_ROWS, row % PANEL_ROWS);
-        debug_assert!(panel < panels);
-        let strips = panel * strips..(panel + 1) * strips;
-        for (x, y) in total.o[strips.clone()].iter_mut().zip(&part.o[strips]) {
-            for (x, &y) in x[r].iter_mut().zip(&y[r]) {
-                *x = add(*x, y);
+/// Adds the result over later keys to that over earlier ones, `total` to `part`.
+/// Rescaling is again an integer addition: exponents are integers in either mode.
+struct Fold<'a, 'b> {
+    total: &'a mut Partial<'b>,
+    part: &'a Partial<'b>,
+    rows: usize,
+}
+
+impl Visitor for Fold<'_, '_> {
+    type Output = ();
+
+    fn visit<I: Isa>(self, isa: I) {
+        let Self { total, part, rows } = self;
+        let strips = total.o.len() / (total.exponent.len() / PANEL_ROWS);
+        for row in 0..rows {
+            let exponent = total.exponent[row].max(part.exponent[row]);
+            let [dx, dy] = [total.exponent[row], part.exponent[row]]
+                .map(|own| Increment::pow2(difference(own, exponent)));
+            let add = |x, y| add_increment_f32(x, dx) + add_increment_f32(y, dy);
+            total.exponent[row] = exponent;
+            total.sum[row] = add(total.sum[row], part.sum[row]);
+            total.norm[row] = add(total.norm[row], part.norm[row]);
+            let (panel, r) = (row / PANEL_ROWS, row % PANEL_ROWS);
+            let strips = panel * strips..(panel + 1) * strips;
+            for (x, y) in total.o[strips.clone()].iter_mut().zip(&part.o[strips]) {
+                isa.fold(&mut x[r], dx, &y[r], dy);
             }
         }
     }

@@ -99,15 +99,80 @@ impl Isa for Avx512Bf16 {
         unsafe { rescale(xs, increment) }
     }
 
+    fn fold(self, x: &mut [f32], dx: Increment, y: &[f32], dy: Increment) {
+        // SAFETY: the token proves the features.
+        unsafe { fold(x, dx, y, dy) }
+    }
+
+    fn axpy(self, factor: f32, value: &[bf16], o: &mut [OStrip], row: usize) {
+        // SAFETY: the token proves the features.
+        unsafe { axpy(factor, value, o, row) }
+    }
+
     fn dot_loop(self, iterations: u64) -> u64 {
         // SAFETY: the token proves the features.
         unsafe { dot_loop(iterations) }
     }
 }
 
+/// Transposes 16 rows x 16 feature pairs at a time.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
-    shared::pack_q::<D_QK>(rows, negate, panel);
+    const { assert!(D_QK.is_multiple_of(2 * LANES)) };
+    let sign = _mm512_set1_epi32(if negate { 0x8000_8000_u32 } else { 0 }.cast_signed());
+    for (v, rows) in rows.chunks(LANES).enumerate() {
+        for first in (0..D_QK / 2).step_by(LANES) {
+            let mut block = [_mm512_setzero_si512(); LANES];
+            for (out, row) in block.iter_mut().zip(rows) {
+                let pairs: &[bf16; 2 * LANES] = &row[2 * first..].as_chunks().0[0];
+                // SAFETY: 32 bf16 are 64 bytes; no alignment needed.
+                let pairs = unsafe { _mm512_loadu_si512(pairs.as_ptr().cast()) };
+                *out = _mm512_xor_si512(pairs, sign);
+            }
+            let block = transpose(block);
+            for (out, column) in panel.0[first..].iter_mut().zip(block) {
+                store_pairs(&mut out.as_chunks_mut().0[v], column);
+            }
+        }
+    }
+    for out in &mut panel.0[..D_QK / 2] {
+        out[rows.len().next_multiple_of(LANES)..].fill(0);
+    }
+}
+
+/// A 16 x 16 transposition of 32-bit lanes: four rounds, each of which swaps the
+/// off-diagonal halves of blocks half as large as the last.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn transpose(x: [__m512i; LANES]) -> [__m512i; LANES] {
+    let mut a = x;
+    for i in 0..8 {
+        // Halves of 256 bits.
+        a[i] = _mm512_shuffle_i64x2::<0x44>(x[i], x[i + 8]);
+        a[i + 8] = _mm512_shuffle_i64x2::<0xee>(x[i], x[i + 8]);
+    }
+    let mut b = a;
+    for i in (0..16).filter(|i| i & 4 == 0) {
+        // Quarters of 128 bits within each half: 0 2 0' 2' and 1 3 1' 3', put in
+        // their places by the permutation.
+        let low = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13);
+        let high = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
+        b[i] = _mm512_permutex2var_epi64(a[i], low, a[i + 4]);
+        b[i + 4] = _mm512_permutex2var_epi64(a[i], high, a[i + 4]);
+    }
+    let mut c = b;
+    for i in (0..16).filter(|i| i & 2 == 0) {
+        c[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+        c[i + 2] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+    }
+    let mut d = c;
+    for i in (0..16).filter(|i| i & 1 == 0) {
+        let low = _mm512_setr_epi32(0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30);
+        let high = _mm512_setr_epi32(1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+        d[i] = _mm512_permutex2var_epi32(c[i], low, c[i + 1]);
+        d[i + 1] = _mm512_permutex2var_epi32(c[i], high, c[i + 1]);
+    }
+    d
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
@@ -462,6 +527,24 @@ fn rescale(xs: &mut [f32], increment: Increment) {
     for x in rest {
         *x = crate::bits::add_increment_f32(*x, increment);
     }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn fold(x: &mut [f32], dx: Increment, y: &[f32], dy: Increment) {
+    let (x_chunks, x_rest) = x.as_chunks_mut();
+    let (y_chunks, y_rest) = y.as_chunks();
+    let (dx_lanes, dy_lanes) = (_mm512_set1_epi32(dx.bits()), _mm512_set1_epi32(dy.bits()));
+    for (x, y) in x_chunks.iter_mut().zip(y_chunks) {
+        let a = add_increment(load(x), dx_lanes);
+        let b = add_increment(load(y), dy_lanes);
+        store(x, _mm512_add_ps(a, b));
+    }
+    shared::fold(x_rest, dx, y_rest, dy);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn axpy(factor: f32, value: &[bf16], o: &mut [OStrip], row: usize) {
+    shared::axpy(factor, value, o, row);
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]

@@ -76,6 +76,14 @@ impl Isa for Portable {
         add_increment_f32_slice(xs, increment);
     }
 
+    fn fold(self, x: &mut [f32], dx: Increment, y: &[f32], dy: Increment) {
+        shared::fold(x, dx, y, dy);
+    }
+
+    fn axpy(self, factor: f32, value: &[bf16], o: &mut [OStrip], row: usize) {
+        shared::axpy(factor, value, o, row);
+    }
+
     fn dot_loop(self, iterations: u64) -> u64 {
         const CHAINS: usize = TILE_ROWS * TILE_VECTORS;
         let mut acc = [f32x8::splat(0.0); CHAINS];

@@ -6,10 +6,14 @@
 use half::bf16;
 
 use super::{Rows, Softmax};
-use crate::bits::{Increment, bf16_round, bf16_widen, compensation, mul_pow2_f32};
+use crate::bits::{
+    Increment, add_increment_f32, bf16_round, bf16_widen, compensation, mul_pow2_f32,
+};
 use crate::peaks::{PEAK_SHARE, Peak, difference};
 use crate::problem::Rescale;
-use crate::tile::{BUFFER_STRIPS, PANEL_ROWS, PTile, QPanel, RowState, STRIP, STile, VBuffer};
+use crate::tile::{
+    BUFFER_STRIPS, OStrip, PANEL_ROWS, PTile, QPanel, RowState, STRIP, STile, VBuffer,
+};
 
 /// `2^r - 1 = r * (C[0] + r * (C[1] + ...))` for `|r| <= 1/2`: relative error of
 /// `2^r` below 9.2e-8 before rounding (Remez, constrained to be exact at 0):
@@ -59,6 +63,24 @@ pub fn pack_v<const D_V: usize>(values: &Rows<'_>, v: &mut [VBuffer; 3]) -> bool
         }
     }
     non_finite != 0
+}
+
+/// Folds two partial results: [`super::Isa::fold`].
+#[inline(always)]
+pub fn fold(x: &mut [f32], dx: Increment, y: &[f32], dy: Increment) {
+    for (x, &y) in x.iter_mut().zip(y) {
+        *x = add_increment_f32(*x, dx) + add_increment_f32(y, dy);
+    }
+}
+
+/// Adds a multiple of a value to a row: [`super::Isa::axpy`].
+#[inline(always)]
+pub fn axpy(factor: f32, value: &[bf16], o: &mut [OStrip], row: usize) {
+    for (value, o) in value.as_chunks::<STRIP>().0.iter().zip(o) {
+        for (o, v) in o[row].iter_mut().zip(value) {
+            *o += factor * bf16_widen(v.to_bits());
+        }
+    }
 }
 
 /// Two neighbours in one lane, the even one in the low half.

@@ -26,6 +26,35 @@ pub fn backend(id: BackendId) -> Option<Backend> {
     backend
 }
 
+/// Stamps tests of the including file, each a `fn(Backend)`, onto every backend; for
+/// `#[macro_use] mod common`.
+#[allow(unused_macros, reason = "each test file uses its part")]
+macro_rules! suites {
+    ($($(#[$meta:meta])* $test:ident),* $(,)?) => {
+        suites!(@ portable, Portable, [$($(#[$meta])* $test,)*]);
+        suites!(@ avx512bf16, Avx512Bf16, [$($(#[$meta])* $test,)*]);
+
+        #[test]
+        fn every_backend_is_stamped() {
+            let stamped = [amla::BackendId::Portable, amla::BackendId::Avx512Bf16];
+            assert_eq!(amla::BackendId::ALL, stamped, "see `suites!` in tests/common/mod.rs");
+        }
+    };
+    (@ $name:ident, $id:ident, [$($(#[$meta:meta])* $test:ident,)*]) => {
+        mod $name {
+            $(
+                #[test]
+                $(#[$meta])*
+                fn $test() {
+                    if let Some(backend) = super::common::backend(amla::BackendId::$id) {
+                        super::$test(backend);
+                    }
+                }
+            )*
+        }
+    };
+}
+
 /// Every way to compute on a backend.
 pub fn modes(backend: Backend) -> [Options; 4] {
     let with = |rescale, precision| Options {
