@@ -174,37 +174,32 @@ impl<'a> Group<'a> {
     }
 }
 
-/// What a task leaves behind: O relative to `2^exponent`, unnormalised, and the
-/// sums of its rows.
+/// What a task leaves behind: O and the sum of P, both relative to `2^exponent`.
+/// `O / sum` is the attention over the task's keys.
 pub struct Partial<'a> {
     /// Strips of O, `d_v / 64` for each panel.
     pub o: &'a mut [OStrip],
     /// Reference exponent of each row; -inf if it saw no key.
     pub exponent: &'a mut [f32],
-    /// Sum of the unrounded P: the base-2 exponential of lse is
-    /// `sum * 2^exponent`.
+    /// Sum of the unrounded P.
     pub sum: &'a mut [f32],
-    /// What O is to be divided by.
-    pub norm: &'a mut [f32],
 }
 
 impl<'a> Partial<'a> {
     /// FP32 numbers that a partial result of `rows` rows takes.
     pub const fn len(rows: usize, d_v: usize) -> usize {
-        rows.div_ceil(PANEL_ROWS) * PANEL_ROWS * (d_v + 3)
+        rows.div_ceil(PANEL_ROWS) * PANEL_ROWS * (d_v + 2)
     }
 
     /// Views memory of [`len`](Self::len) numbers.
     pub fn view(memory: &'a mut [f32], d_v: usize) -> Self {
-        let rows = memory.len() / (d_v + 3);
+        let rows = memory.len() / (d_v + 2);
         let (o, rest) = memory.split_at_mut(rows * d_v);
         let (exponent, rest) = rest.split_at_mut(rows);
-        let (sum, norm) = rest.split_at_mut(rows);
         Self {
             o: bytemuck::cast_slice_mut(o),
             exponent,
-            sum,
-            norm,
+            sum: rest,
         }
     }
 }
@@ -345,7 +340,7 @@ fn pv_non_finite(
     }
 }
 
-/// Brings the rows into the form that results are merged and normalised in.
+/// Adds the peaks' residuals, and brings O into the form of [`Partial`].
 fn finish<I: Isa>(
     isa: I,
     group: &Group<'_>,
@@ -359,43 +354,41 @@ fn finish<I: Isa>(
         let (panel, r) = (row / PANEL_ROWS, row % PANEL_ROWS);
         let state = &states[panel];
         let o = &mut partial.o[panel * strips..][..strips];
-        let sum = state.sum[r];
-        let (exponent, sum, norm) = match options.rescale {
+        let reference = state.reference[r];
+        let (exponent, sum, factor) = match options.rescale {
             Rescale::Exact => {
-                let exponent = state.reference[r];
-                let mut norm = state.rounded_sum[r];
-                for (key, residual) in state.peaks[r].significant(exponent, sum) {
+                let sum = state.sum[r];
+                let mut rounded_sum = state.rounded_sum[r];
+                for (key, residual) in state.peaks[r].significant(reference, sum) {
                     let value = group.problem.value(group.request, key as usize);
                     if all_finite {
                         isa.axpy(residual, value, o, r);
                     } else {
                         finite_axpy(residual, value, o, r);
                     }
-                    norm += residual;
+                    rounded_sum += residual;
                 }
-                (exponent, sum, norm)
+                // O is a sum over the rounded P: dividing by theirs, errors that
+                // they have in common cancel.
+                (reference, sum, sum / rounded_sum)
             }
             Rescale::Compensated => {
-                // O carries c, and the sum is relative to 2^m: take both to 2^e,
+                // O carries c, and the sum is relative to 2^m: both to 2^e, where
                 // e = rint(m) = -n.
-                let m = state.reference[r];
-                let exponent = if m == f32::NEG_INFINITY {
-                    m
-                } else {
-                    libm::rintf(m)
-                };
-                let inverse = state.c[r].recip();
-                for o in o.iter_mut() {
-                    o[r].iter_mut().for_each(|x| *x *= inverse);
-                }
-                let fraction = if exponent == m { 0.0 } else { m - exponent };
-                let sum = sum * libm::exp2f(fraction);
-                (exponent, sum, sum)
+                let exponent = libm::rintf(reference);
+                let fraction = libm::exp2f(reference - exponent);
+                (exponent, state.sum[r] * fraction, state.c[r].recip())
             }
         };
-        partial.exponent[row] = exponent;
+        // A row without a sum has seen no key, or none with a score above -inf.
+        let seen = sum != 0.0;
+        if seen {
+            for o in o.iter_mut() {
+                o[r].iter_mut().for_each(|x| *x *= factor);
+            }
+        }
+        partial.exponent[row] = if seen { exponent } else { f32::NEG_INFINITY };
         partial.sum[row] = sum;
-        partial.norm[row] = norm;
     }
 }
 

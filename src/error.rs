@@ -2,6 +2,8 @@
 
 use core::fmt;
 
+use crate::shape::Shape;
+
 /// An argument of the public interface, as errors name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -92,7 +94,7 @@ pub enum Error {
         /// The largest value allowed.
         max: usize,
     },
-    /// A buffer holds fewer elements than its shape and strides reach.
+    /// A buffer holds fewer elements than needed (bytes, for a workspace).
     TooShort {
         /// Which buffer.
         argument: Argument,
@@ -136,6 +138,14 @@ pub enum Error {
         value: i32,
         /// Rows of the cache.
         limit: usize,
+    },
+    /// The plan was made for another problem: another shape, or requests of other
+    /// lengths.
+    PlanMismatch {
+        /// The shape planned for.
+        planned: Shape,
+        /// The shape given.
+        given: Shape,
     },
     /// `softmax_scale` is infinite or not a number.
     NonFiniteScale {
@@ -184,7 +194,7 @@ impl fmt::Display for Error {
                 needed,
             } => write!(
                 f,
-                "{} holds {len} elements, its shape and strides need {needed}",
+                "{} holds {len} elements, {needed} are needed",
                 argument.name()
             ),
             Self::WrongLength {
@@ -219,6 +229,10 @@ impl fmt::Display for Error {
                 value,
                 limit,
             } => write!(f, "cache_seqlens[{request}] is {value}, not in 0..={limit}"),
+            Self::PlanMismatch { planned, given } => write!(
+                f,
+                "the plan is for other lengths or another shape: {planned:?}, not {given:?}"
+            ),
             Self::NonFiniteScale { value } => {
                 write!(f, "softmax_scale is {value}, not a finite number")
             }

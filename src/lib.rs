@@ -42,11 +42,13 @@ mod plan;
 mod problem;
 pub mod reference;
 pub mod schedule;
+mod shape;
 pub mod tile;
 
 pub use attend::{Options, SUPPORTED_DIMS};
 pub use error::{Argument, Error};
 pub use isa::{Backend, BackendId};
 pub use plan::{Plan, combine, decode, run_task};
-pub use problem::{Elements, Output, Precision, Problem, Rescale, Shape, Tensor};
+pub use problem::{Elements, Output, Precision, Problem, Rescale, Tensor};
+pub use shape::Shape;
 pub use tile::{BLOCK_KEYS, Workspace};

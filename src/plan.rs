@@ -13,7 +13,9 @@ use crate::bits::{Increment, add_increment_f32, bf16_round};
 use crate::error::{Argument, Error};
 use crate::isa::{Backend, Isa, Visitor};
 use crate::peaks::difference;
-use crate::problem::{Elements, Output, Problem, Shape, in_range};
+use crate::problem::{Elements, Output, Problem, in_range};
+use crate::schedule::splits;
+use crate::shape::Shape;
 use crate::tile::{GROUP_ROWS, PANEL_ROWS, STRIP, Workspace};
 
 /// The tasks of a problem: requests x row groups x ranges of keys.
@@ -39,13 +41,17 @@ impl Plan {
             dimension: 1,
         })?;
         let groups = rows.div_ceil(GROUP_ROWS);
-        let splits = (0..shape.b).map(|b| splits(problem.len(b))).max();
+        // Without lengths of their own, one request stands for all.
+        let distinct = problem.cache_seqlens.map_or(shape.b.min(1), <[i32]>::len);
+        let splits = (0..distinct).map(|b| splits(problem.len(b)).len()).max();
+        let splits = splits.unwrap_or(1);
+        in_range(Argument::B, shape.b, 0, usize::MAX / splits / groups)?;
         Ok(Self {
             shape,
             groups,
             // Groups of whole panels, as even as can be.
             group_rows: rows.div_ceil(groups * PANEL_ROWS) * PANEL_ROWS,
-            splits: splits.unwrap_or(1),
+            splits,
         })
     }
 
@@ -80,44 +86,23 @@ impl Plan {
             problem,
             request,
             rows: self.rows(group),
-            keys: split_keys(problem.len(request), split),
+            // None, if this request has fewer splits than others.
+            keys: splits(problem.len(request)).nth(split).unwrap_or(0..0),
         }
     }
 
     /// # Errors
-    /// [`Error::WrongLength`] if the plan was made for another shape, or for
-    /// shorter requests.
+    /// What is wrong with the problem, or [`Error::PlanMismatch`].
     fn check(&self, problem: &Problem<'_>) -> Result<(), Error> {
-        let plan = Self::new(problem)?;
-        if plan == *self {
+        if Self::new(problem)? == *self {
             Ok(())
         } else {
-            Err(Error::WrongLength {
-                argument: Argument::Task,
-                len: self.tasks(),
-                expected: plan.tasks(),
+            Err(Error::PlanMismatch {
+                planned: self.shape,
+                given: problem.shape,
             })
         }
     }
-}
-
-/// Into how many ranges a request of `keys` keys is cut: few enough that putting
-/// them together doesn't show, enough to share a long request among threads.
-fn splits(keys: usize) -> usize {
-    match keys {
-        0..1024 => 1,
-        1024..4096 => 2,
-        4096..16384 => 4,
-        16384..65536 => 8,
-        _ => 16,
-    }
-}
-
-/// The keys of a split; none if the request has fewer splits.
-fn split_keys(keys: usize, split: usize) -> Range<usize> {
-    // Whole multiples of 32 keys, so that no register tile straddles two.
-    let len = keys.div_ceil(splits(keys)).next_multiple_of(32);
-    (split * len).min(keys)..((split + 1) * len).min(keys)
 }
 
 /// Attends every query to its keys, on one thread.
@@ -137,7 +122,7 @@ pub fn decode(
     let d_v = problem.shape.d_v;
     for request in 0..problem.shape.b {
         for g in 0..plan.groups {
-            for split in 0..splits(problem.len(request)) {
+            for split in 0..splits(problem.len(request)).len() {
                 let group = plan.group(problem, request, g, split);
                 let memory = if split == 0 { &mut *total } else { &mut *part };
                 options.backend.with(Task {
@@ -178,7 +163,9 @@ pub fn run_task(
     partial: &mut [f32],
 ) -> Result<(), Error> {
     plan.check(problem)?;
-    in_range(Argument::Task, task, 0, plan.tasks().saturating_sub(1))?;
+    // Without a task, the range is the empty 1..=0.
+    let none = usize::from(plan.tasks() == 0);
+    in_range(Argument::Task, task, none, plan.tasks().saturating_sub(1))?;
     let needed = plan.partial_len();
     let len = partial.len();
     let partial = partial.get_mut(..needed).ok_or(Error::TooShort {
@@ -227,7 +214,7 @@ pub fn combine(
         let group = plan.group(problem, request, g, 0);
         let (total, parts) = memory.split_at_mut(len);
         let mut total = Partial::view(total, d_v);
-        let own = splits(problem.len(request)) - 1;
+        let own = splits(problem.len(request)).len() - 1;
         for part in parts.chunks_mut(len).take(own) {
             // Every backend folds to the same bits.
             Backend::detect().with(Fold {
@@ -262,7 +249,6 @@ impl Visitor for Fold<'_, '_> {
             let add = |x, y| add_increment_f32(x, dx) + add_increment_f32(y, dy);
             total.exponent[row] = exponent;
             total.sum[row] = add(total.sum[row], part.sum[row]);
-            total.norm[row] = add(total.norm[row], part.norm[row]);
             let (panel, r) = (row / PANEL_ROWS, row % PANEL_ROWS);
             let strips = panel * strips..(panel + 1) * strips;
             for (x, y) in total.o[strips.clone()].iter_mut().zip(&part.o[strips]) {
@@ -288,11 +274,7 @@ fn write(group: &Group<'_>, partial: &Partial<'_>, output: &mut Output<'_>) {
         };
         // A row that sees keys, all of them with a score of -inf, is 0 / 0 as in
         // the definition.
-        let inverse = if empty {
-            0.0
-        } else {
-            partial.norm[row].recip()
-        };
+        let inverse = if empty { 0.0 } else { partial.sum[row].recip() };
         let (panel, r) = (row / PANEL_ROWS, row % PANEL_ROWS);
         let [s0, s1, s2] = output.o_strides;
         let start = b * s0 + j * s1 + h * s2;

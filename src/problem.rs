@@ -3,23 +3,7 @@
 use half::bf16;
 
 use crate::error::{Argument, Error};
-
-/// Sizes of a decode problem, in elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
-    /// Requests in the batch.
-    pub b: usize,
-    /// Query positions per request (2 or more with multi-token prediction).
-    pub s_q: usize,
-    /// Rows of the KV cache per request; `cache_seqlens` says how many count.
-    pub s_k: usize,
-    /// Query heads, all sharing the one latent KV head.
-    pub h_q: usize,
-    /// Width of a query and of a cached row.
-    pub d_qk: usize,
-    /// Width of a value and of an output row.
-    pub d_v: usize,
-}
+use crate::shape::Shape;
 
 /// A borrowed BF16 tensor whose last dimension is contiguous.
 ///
@@ -307,6 +291,9 @@ fn disjoint<const RANK: usize>(
     strides: [usize; RANK],
     width: usize,
 ) -> Result<(), Error> {
+    if dims.contains(&0) {
+        return Ok(());
+    }
     let mut order = [0; RANK];
     for (i, place) in order.iter_mut().enumerate() {
         *place = i;

@@ -10,7 +10,7 @@
 //! | [`amla_exact`] | ours | BF16, or a BF16 pair | `2^n` exactly, where it moved |
 //!
 //! They take the kernel's [`Problem`], of any widths, go through it row by row (a row is one query head of one query
-//! position of one request), and share no code with the kernel but [`crate::bits`] and `src/peaks.rs`.
+//! position of one request), and share no arithmetic with the kernel but [`crate::bits`] and `src/peaks.rs`.
 //!
 //! # Outputs
 //!
@@ -27,10 +27,11 @@
 //!   scores are all -inf is 0/0: O and lse are NaN. While the running maximum is -inf, 0 is subtracted from the scores in its
 //!   place ([`golden`] needs no such rule, and [`amla_as_printed`] lacks it).
 //! * Inputs are BF16, products are accumulated in FP32 ([`golden`]: FP64). The order of summation is not part of any of the
-//!   algorithms, nor specified for the Cube; here the scores are summed in 16 interleaved parts, and the product P V adds
-//!   key by key to O itself where the paper has a matrix T of its own (Algorithm 1, lines 6 and 7; Algorithm 2, lines 17
-//!   and 18).
-//! * The block size is a parameter: 512 keys in the paper, 192 in this crate's kernel.
+//!   algorithms, nor specified for the Cube; here the scores are summed as the kernel does, so that both have the same S
+//!   to the bit, and the product P V adds key by key to O itself where the paper has a matrix T of its own (Algorithm 1,
+//!   lines 6 and 7; Algorithm 2, lines 17 and 18).
+//! * How keys are cut is a parameter, [`Blocks`]: blocks of 512 in the paper, blocks of 192 and splits in this crate's
+//!   kernel.
 //! * The paper divides the scores by the root of D_k; here [`Problem::softmax_scale`] multiplies them.
 
 use core::f64::consts::LN_2;
@@ -46,6 +47,48 @@ use crate::bits::{
 use crate::error::{Argument, Error};
 use crate::peaks::{PEAK_SHARE, Peak, Peaks, difference};
 use crate::problem::{Precision, Problem, in_range};
+use crate::schedule::splits;
+use crate::tile::{BLOCK_KEYS, MAX_D_V, ascend::BASE_K};
+
+/// How a row's keys are cut: into blocks, and before that into splits, if the row is long.
+///
+/// A split is attended to on its own, and results are merged by their lse, in FP64. The paper has blocks only; the kernel
+/// splits long requests so that threads can share them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// Keys of a block: 1 to [`MAX_BLOCK`].
+    pub keys: usize,
+    /// Whether requests are split as the kernel splits them ([`crate::schedule::splits`]); d_v is at most 512 then.
+    pub split: bool,
+}
+
+impl Blocks {
+    /// The paper's.
+    pub const PAPER: Self = Self {
+        keys: 512,
+        split: false,
+    };
+    /// The kernel's.
+    pub const KERNEL: Self = Self {
+        keys: BLOCK_KEYS,
+        split: true,
+    };
+
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    fn check(self, problem: &Problem) -> Result<(), Error> {
+        in_range(Argument::BlockN, self.keys, 1, MAX_BLOCK)?;
+        let widest = if self.split { MAX_D_V } else { usize::MAX };
+        in_range(Argument::DV, problem.shape.d_v, 1, widest)
+    }
+}
+
+/// Blocks of so many keys, and no splits.
+impl From<usize> for Blocks {
+    fn from(keys: usize) -> Self {
+        Self { keys, split: false }
+    }
+}
 
 /// Most keys in a block: the paper's own block, and the size of the references' score buffers on the stack.
 pub const MAX_BLOCK: usize = 512;
@@ -66,16 +109,16 @@ pub const MAX_BLOCK: usize = 512;
 pub fn golden(problem: &Problem, o: &mut [f64], lse: &mut [f64]) -> Result<(), Error> {
     check(problem, o.len(), lse.len())?;
     let scale = f64::from(problem.softmax_scale);
-    each_row(problem, o, lse, |row, o| {
+    each_row(problem, false, o, lse, |row, o| {
         // The first pass.
         let mut m = f64::NEG_INFINITY;
-        for k in 0..row.keys {
+        for k in row.keys.clone() {
             m = m.max(scale * dot::<f64>(row.q, row.key(k)));
         }
         // The second.
         o.fill(0.0);
         let mut l = 0.0;
-        for k in 0..row.keys {
+        for k in row.keys.clone() {
             let p = exp(scale * dot::<f64>(row.q, row.key(k)) - m);
             l += p;
             axpy(o, p, row.value(k));
@@ -94,29 +137,29 @@ pub fn golden(problem: &Problem, o: &mut [f64], lse: &mut [f64]) -> Result<(), E
 
 /// FlashAttention with mixed-precision products: Algorithm 1, `alg:flash_attention`, the paper's Base.
 ///
-/// P is rounded to BF16 for the product P V, as a matrix unit takes it; the row sum is that of the unrounded P. Blocks have
-/// `block_n` keys, and outputs and shared behaviour are as in the [module](self)'s documentation.
+/// P is rounded to BF16 for the product P V, as a matrix unit takes it; the row sum is that of the unrounded P. Outputs and shared behaviour are as in the [module](self)'s documentation.
 ///
 /// # Errors
 ///
-/// What is wrong with the problem; [`Error::OutOfRange`] if `block_n` isn't in `1..=`[`MAX_BLOCK`]; [`Error::WrongLength`]
-/// for an output. Nothing has been written then.
+/// What is wrong with the problem; [`Error::OutOfRange`] if `blocks` isn't as [`Blocks`] says; [`Error::WrongLength`] for an
+/// output. Nothing has been written then.
 pub fn base(
     problem: &Problem,
-    block_n: usize,
+    blocks: impl Into<Blocks>,
     o: &mut [f32],
     lse: &mut [f32],
 ) -> Result<(), Error> {
     check(problem, o.len(), lse.len())?;
-    in_range(Argument::BlockN, block_n, 1, MAX_BLOCK)?;
-    each_row(problem, o, lse, |row, o| {
+    let blocks = blocks.into();
+    blocks.check(problem)?;
+    each_row(problem, blocks.split, o, lse, |row, o| {
         let mut buffer = [0.0; MAX_BLOCK];
         // Line 1.
         o.fill(0.0);
         let mut m = f32::NEG_INFINITY;
         let mut l = 0.0;
         // Lines 2 and 3.
-        for keys in row.blocks(block_n) {
+        for keys in row.blocks(blocks.keys) {
             // Line 4, C1: S = Q K^T.
             let s = &mut buffer[..keys.len()];
             row.qk(&keys, s);
@@ -173,7 +216,7 @@ pub fn base(
 /// 5. With every score of the first block -inf, m, n and P are NaN, and the row stays NaN whatever follows.
 /// 6. `n + m / ln 2` of line 7 cancels for a large m: S32 is off by the rounding of `m / ln 2`.
 ///
-/// Blocks have `block_n` keys, and outputs are as in the [module](self)'s documentation; lse is `m + ln l` with Algorithm 2's
+/// Outputs are as in the [module](self)'s documentation; lse is `m + ln l` with Algorithm 2's
 /// m and l.
 ///
 /// # Errors
@@ -181,14 +224,15 @@ pub fn base(
 /// Those of [`base`].
 pub fn amla_as_printed(
     problem: &Problem,
-    block_n: usize,
+    blocks: impl Into<Blocks>,
     o: &mut [f32],
     lse: &mut [f32],
 ) -> Result<(), Error> {
     check(problem, o.len(), lse.len())?;
-    in_range(Argument::BlockN, block_n, 1, MAX_BLOCK)?;
+    let blocks = blocks.into();
+    blocks.check(problem)?;
     const LN_2: f32 = core::f32::consts::LN_2;
-    each_row(problem, o, lse, |row, o| {
+    each_row(problem, blocks.split, o, lse, |row, o| {
         let mut buffer = [0.0; MAX_BLOCK];
         // Line 1.
         o.fill(0.0);
@@ -198,7 +242,7 @@ pub fn amla_as_printed(
         let mut c = 1.0;
         let mut s16 = 1.0;
         // Lines 2 and 3.
-        for keys in row.blocks(block_n) {
+        for keys in row.blocks(blocks.keys) {
             let (m_prev, n_prev, c_prev) = (m, n, c);
             // Line 4, C1: S = Q K^T.
             let s = &mut buffer[..keys.len()];
@@ -233,7 +277,7 @@ pub fn amla_as_printed(
             #[expect(clippy::cast_possible_truncation, reason = "as printed; saturates")]
             let increment = (increment * 8_388_608.0) as i32;
             // Line 13.
-            if keys.start > 0 {
+            if keys.start > row.keys.start {
                 // Lines 14 and 15, AtomicAdd<INT32>.
                 for o in &mut *o {
                     *o = as_printed_f32(*o, increment);
@@ -275,14 +319,15 @@ pub fn amla_as_printed(
 /// Those of [`base`].
 pub fn amla_compensated(
     problem: &Problem,
-    block_n: usize,
+    blocks: impl Into<Blocks>,
     o: &mut [f32],
     lse: &mut [f32],
 ) -> Result<(), Error> {
     check(problem, o.len(), lse.len())?;
-    in_range(Argument::BlockN, block_n, 1, MAX_BLOCK)?;
+    let blocks = blocks.into();
+    blocks.check(problem)?;
     let scale = problem.log2_scale();
-    each_row(problem, o, lse, |row, o| {
+    each_row(problem, blocks.split, o, lse, |row, o| {
         let mut buffer = [0.0; MAX_BLOCK];
         // Line 1. The first block replaces n and c; they only say that O holds nothing.
         o.fill(0.0);
@@ -292,7 +337,7 @@ pub fn amla_compensated(
         let mut c = 1.0;
         let mut s16 = 1.0;
         // Lines 2 and 3.
-        for keys in row.blocks(block_n) {
+        for keys in row.blocks(blocks.keys) {
             let (m_prev, n_prev, c_prev) = (m, n, c);
             // Line 4, C1: S = Q K^T.
             let s = &mut buffer[..keys.len()];
@@ -325,7 +370,7 @@ pub fn amla_compensated(
             // Lines 11 and 12.
             let increment = Increment::compensated(difference(n, n_prev), epsilon);
             // Line 13.
-            if keys.start > 0 && !increment.is_none() {
+            if keys.start > row.keys.start && !increment.is_none() {
                 // Lines 14 and 15, AtomicAdd<INT32>.
                 add_increment_f32_slice(o, increment);
             }
@@ -362,22 +407,23 @@ pub fn amla_compensated(
 /// * In [`Precision::Bf16x2`], an infinite element of V may give NaN in its column instead of the infinity, as lo may be zero
 ///   or negative.
 ///
-/// Blocks have `block_n` keys, and outputs and shared behaviour are as in the [module](self)'s documentation.
+/// Outputs and shared behaviour are as in the [module](self)'s documentation.
 ///
 /// # Errors
 ///
 /// Those of [`base`].
 pub fn amla_exact(
     problem: &Problem,
-    block_n: usize,
+    blocks: impl Into<Blocks>,
     precision: Precision,
     o: &mut [f32],
     lse: &mut [f32],
 ) -> Result<(), Error> {
     check(problem, o.len(), lse.len())?;
-    in_range(Argument::BlockN, block_n, 1, MAX_BLOCK)?;
-    let scale = problem.log2_scale();
-    each_row(problem, o, lse, |row, o| {
+    let blocks = blocks.into();
+    blocks.check(problem)?;
+    let scale = problem.log2_scale().abs();
+    each_row(problem, blocks.split, o, lse, |row, o| {
         let mut buffer = [0.0; MAX_BLOCK];
         let mut lo_buffer = [0.0; MAX_BLOCK];
         // Line 1.
@@ -387,22 +433,24 @@ pub fn amla_exact(
         let mut l_rounded = 0.0; // the sum of the rounded P
         let mut peaks = Peaks::EMPTY;
         // Lines 2 and 3.
-        for keys in row.blocks(block_n) {
+        for keys in row.blocks(blocks.keys) {
             let e_prev = e;
             // Line 4, C1: S = Q K^T.
             let s = &mut buffer[..keys.len()];
             row.qk(&keys, s);
-            // Line 5, V1: S in units of log2, and the reference exponent, an integer.
-            for s in &mut *s {
-                *s *= scale;
+            // Line 5, V1: the maximum, and the reference exponent, an integer. A negative scale's sign goes into S.
+            if problem.softmax_scale < 0.0 {
+                s.iter_mut().for_each(|s| *s = -*s);
             }
-            e = e_prev.max(ceilf(rowmax(s)));
+            let max = rowmax(s);
+            e = e_prev.max(ceilf(times(max, scale)));
             let n = difference(e_prev, e);
-            // Line 6.
-            let shift = finite_or_zero(e);
+            // Line 6. The difference comes before the product: it is exact for the scores that matter.
+            let shift = finite_or_zero(max);
+            let offset = offset(max, scale, e);
             let p = s;
             for p in &mut *p {
-                *p = exp2f(*p - shift);
+                *p = exp2f((*p - shift) * scale + offset);
             }
             l = mul_pow2_f32(l, n) + rowsum(p);
             // Lines 11 to 16.
@@ -471,8 +519,8 @@ struct Row<'a> {
     b: usize,
     /// The query, `[d_qk]`.
     q: &'a [bf16],
-    /// How many keys it sees; at least 1.
-    keys: usize,
+    /// The keys to attend to, all of which it sees; at least 1.
+    keys: Range<usize>,
 }
 
 impl<'a> Row<'a> {
@@ -484,18 +532,48 @@ impl<'a> Row<'a> {
         self.problem.value(self.b, k)
     }
 
-    /// The blocks of visible keys; the last may be short.
+    /// The blocks of keys; the last may be short.
     fn blocks(&self, block_n: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-        let keys = self.keys;
-        (0..keys)
+        let end = self.keys.end;
+        self.keys
+            .clone()
             .step_by(block_n)
-            .map(move |start| start..keys.min(start.saturating_add(block_n)))
+            .map(move |start| start..end.min(start.saturating_add(block_n)))
     }
 
-    /// C1: `s = Q K^T`, unscaled, in FP32.
+    /// C1: `s = Q K^T`, unscaled, in FP32: chunks of [`BASE_K`] features, each summed from zero in the order of the dot
+    /// instructions (of a pair, the odd feature first), and the chunks' sums in order.
     fn qk(&self, keys: &Range<usize>, s: &mut [f32]) {
-        for (s, k) in s.iter_mut().zip(keys.clone()) {
-            *s = dot(self.q, self.key(k));
+        /// Keys that go together, so that their sums needn't wait for each other.
+        const KEYS: usize = 16;
+        let mut q = [0.0; BASE_K];
+        let mut k = [[0.0; KEYS]; BASE_K];
+        for (s, first) in s.chunks_mut(KEYS).zip(keys.clone().step_by(KEYS)) {
+            let mut sums = [0.0; KEYS];
+            for start in (0..self.q.len()).step_by(BASE_K) {
+                let features = start..self.q.len().min(start + BASE_K);
+                for (q, x) in q.iter_mut().zip(&self.q[features.clone()]) {
+                    *q = bf16_widen(x.to_bits());
+                }
+                for i in 0..s.len() {
+                    for (k, x) in k.iter_mut().zip(&self.key(first + i)[features.clone()]) {
+                        k[i] = bf16_widen(x.to_bits());
+                    }
+                }
+                let mut chunk = [0.0; KEYS];
+                let (q, k) = (&q[..features.len()], &k[..features.len()]);
+                for (q, k) in q.chunks(2).zip(k.chunks(2)) {
+                    for (q, k) in q.iter().zip(k).rev() {
+                        for (sum, k) in chunk.iter_mut().zip(k) {
+                            *sum += q * k;
+                        }
+                    }
+                }
+                for (sum, chunk) in sums.iter_mut().zip(chunk) {
+                    *sum += chunk;
+                }
+            }
+            s.copy_from_slice(&sums[..s.len()]);
         }
     }
 
@@ -527,12 +605,14 @@ fn check(problem: &Problem, o: usize, lse: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Calls `attend` with every row that sees a key and the row's place in `o`, for its lse.
+/// Calls `attend` with every row that sees a key and the row's place in `o`, for its lse: -inf if the row's scores are all
+/// -inf. If the request is to be split, calls it with each split and merges.
 fn each_row<T: Real>(
     problem: &Problem,
+    split: bool,
     o: &mut [T],
     lse: &mut [T],
-    mut attend: impl FnMut(&Row, &mut [T]) -> T,
+    mut attend: impl FnMut(&Row, &mut [T]) -> f64,
 ) {
     let s = &problem.shape;
     for b in 0..s.b {
@@ -540,21 +620,64 @@ fn each_row<T: Real>(
             for h in 0..s.h_q {
                 let o = &mut o[((b * s.s_q + j) * s.h_q + h) * s.d_v..][..s.d_v];
                 let lse = &mut lse[(b * s.h_q + h) * s.s_q + j];
-                let row = Row {
-                    problem,
-                    b,
-                    q: problem.q.row([b, j, h], s.d_qk),
-                    keys: problem.visible(b, j),
-                };
-                if row.keys == 0 {
+                let visible = problem.visible(b, j);
+                if visible == 0 {
                     o.fill(0.0.into());
                     *lse = f32::INFINITY.into();
-                } else {
-                    *lse = attend(&row, o);
+                    continue;
                 }
+                let mut attend = |keys, o: &mut [T]| {
+                    let q = problem.q.row([b, j, h], s.d_qk);
+                    let row = Row {
+                        problem,
+                        b,
+                        q,
+                        keys,
+                    };
+                    attend(&row, o)
+                };
+                let total = if split {
+                    let mut splits = splits(problem.len(b))
+                        .map(|keys| keys.start..keys.end.min(visible))
+                        .filter(|keys| !keys.is_empty());
+                    let mut total = attend(splits.next().unwrap_or(0..visible), o);
+                    let mut part = [T::from(0.0); MAX_D_V];
+                    for keys in splits {
+                        let part = &mut part[..s.d_v];
+                        let part_lse = attend(keys, part);
+                        total = merge(o, total, part, part_lse);
+                    }
+                    total
+                } else {
+                    attend(0..visible, o)
+                };
+                *lse = T::round(if total == f64::NEG_INFINITY {
+                    f64::NAN
+                } else {
+                    total
+                });
             }
         }
     }
+}
+
+/// Merges normalised results over different keys: O weighted by the exponentials of lse, which is returned. In FP64, so that
+/// merging adds no error of its own.
+fn merge<T: Real>(o: &mut [T], lse: f64, part: &[T], part_lse: f64) -> f64 {
+    // A side whose scores are all -inf weighs nothing, whatever its O.
+    if part_lse == f64::NEG_INFINITY {
+        return lse;
+    }
+    if lse == f64::NEG_INFINITY {
+        o.copy_from_slice(part);
+        return part_lse;
+    }
+    let m = lse.max(part_lse);
+    let (a, b) = (exp(lse - m), exp(part_lse - m));
+    for (o, &part) in o.iter_mut().zip(part) {
+        *o = T::round((a * (*o).into() + b * part.into()) / (a + b));
+    }
+    m + log(a + b)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -562,10 +685,23 @@ fn each_row<T: Real>(
 // ---------------------------------------------------------------------------------------------------------------------
 
 /// FP32 or FP64.
-trait Real: Copy + From<f32> + AddAssign + Mul<Output = Self> {}
+trait Real: Copy + From<f32> + Into<f64> + AddAssign + Mul<Output = Self> {
+    /// From FP64, rounded to nearest even.
+    fn round(x: f64) -> Self;
+}
 
-impl Real for f32 {}
-impl Real for f64 {}
+impl Real for f32 {
+    #[expect(clippy::cast_possible_truncation, reason = "rounds to FP32")]
+    fn round(x: f64) -> Self {
+        x as Self
+    }
+}
+
+impl Real for f64 {
+    fn round(x: f64) -> Self {
+        x
+    }
+}
 
 /// Independent partial sums, so that the compiler may use vectors.
 const LANES: usize = 16;
@@ -636,6 +772,28 @@ fn heaviest(keys: &Range<usize>, p: &[f32]) -> Option<(u32, f32)> {
     (heaviest.1 > 0.0).then_some((key, heaviest.1))
 }
 
+/// `max * scale`, and -inf for a maximum of -inf, whatever the scale.
+fn times(max: f32, scale: f32) -> f32 {
+    if max == f32::NEG_INFINITY {
+        max
+    } else {
+        max * scale
+    }
+}
+
+/// `max * scale - e`, rounded once, or -inf if there is no maximum. Beyond 2^22, where FP32 has no fraction left, the
+/// product is rounded first, as it was when e was taken from it.
+#[expect(clippy::cast_possible_truncation, reason = "rounds to FP32")]
+fn offset(max: f32, scale: f32, e: f32) -> f32 {
+    if max == f32::NEG_INFINITY {
+        max
+    } else if e.abs() < 4_194_304.0 {
+        (f64::from(max) * f64::from(scale) - f64::from(e)) as f32
+    } else {
+        max * scale - e
+    }
+}
+
 /// What to subtract from the scores: the maximum, or 0 while there is none.
 fn finite_or_zero(m: f32) -> f32 {
     if m == f32::NEG_INFINITY { 0.0 } else { m }
@@ -646,12 +804,11 @@ fn to_bf16(x: f32) -> f32 {
     bf16_widen(bf16_round(x))
 }
 
-/// `m + ln(l)`, rounded once; NaN for 0/0, the row whose scores are all -inf.
-#[expect(clippy::cast_possible_truncation, reason = "rounds to FP32")]
-fn log_sum_exp(m: f64, l: f32) -> f32 {
-    if l > 0.0 {
-        (m + log(l.into())) as f32
+/// `m + ln(l)`; -inf if l is zero, as it is where every score is -inf.
+fn log_sum_exp(m: f64, l: f32) -> f64 {
+    if l == 0.0 {
+        f64::NEG_INFINITY
     } else {
-        f32::NAN
+        m + log(l.into())
     }
 }

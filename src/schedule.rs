@@ -164,6 +164,26 @@ impl ExactSizeIterator for Preload {
 
 impl FusedIterator for Preload {}
 
+/// The ranges that the keys of a request are cut into, so that threads can share them: always at least one, in order.
+///
+/// How many depends on the number of keys alone, so that a request's result depends neither on its neighbours nor on the
+/// number of threads: few enough that putting them together doesn't show, enough to share a long request.
+pub fn splits(keys: usize) -> impl ExactSizeIterator<Item = Range<usize>> + Clone {
+    let splits: u16 = match keys {
+        0..1024 => 1,
+        1024..4096 => 2,
+        4096..16384 => 4,
+        16384..65536 => 8,
+        _ => 16,
+    };
+    // Whole multiples of 32 keys, so that no pair and no register tile straddles two.
+    let len = keys.div_ceil(usize::from(splits)).next_multiple_of(32);
+    (0..splits).map(move |split| {
+        let start = usize::from(split).saturating_mul(len).min(keys);
+        start..start.saturating_add(len).min(keys)
+    })
+}
+
 /// Why [`rotation`] refuses its input (the premises of `thm:existence_pipeline`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScheduleError {

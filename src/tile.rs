@@ -43,8 +43,8 @@ pub mod ascend {
     pub const UB: usize = 192 * 1024;
     /// Rows that the paper processes together: 128 heads, two query positions.
     pub const M: usize = 256;
-    /// Depth of an L1 tile in C1: half of the query's width.
-    pub const SINGLE_K: usize = 288;
+    /// Depth of an L0 tile in C1: a sixth of the query's width.
+    pub const BASE_K: usize = 96;
 }
 
 /// Query rows of a panel: four vectors of 16 FP32 lanes.
@@ -159,9 +159,9 @@ pub struct Tiles {
     pub ub: [RowState; PANELS],
 }
 
-/// FP32 numbers that one task leaves behind at most: O, and exponent and two sums
-/// of each row.
-pub const MAX_PARTIAL: usize = GROUP_ROWS * (MAX_D_V + 3);
+/// FP32 numbers that one task leaves behind at most: O, and exponent and sum of
+/// each row.
+pub const MAX_PARTIAL: usize = GROUP_ROWS * (MAX_D_V + 2);
 
 /// The memory that one thread works in: about 1.7 MiB, 64-byte aligned.
 ///

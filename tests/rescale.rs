@@ -66,7 +66,16 @@ fn increments() -> Vec<Increment> {
             all.push(Increment::compensated(n, -epsilon));
         }
     }
-    for bits in [0, 1, 0x7f_ffff, 0x80_0000, 0x80_0001, 0x7f00_0000, 0x7f80_0000, i32::MAX] {
+    for bits in [
+        0,
+        1,
+        0x7f_ffff,
+        0x80_0000,
+        0x80_0001,
+        0x7f00_0000,
+        0x7f80_0000,
+        i32::MAX,
+    ] {
         all.push(Increment::from_bits_clamped(bits));
         all.push(Increment::from_bits_clamped(-bits));
     }

@@ -30,7 +30,8 @@ pub struct Cli {
     #[arg(long, default_value_t = 8192, value_parser = within(1..=1 << 20))]
     pub context: usize,
 
-    /// Keys per block of the references (the kernel's own; the paper's is 512)
+    /// Keys per block of the references: the kernel's own, and then its splits too
+    /// for the methods that it has; the paper's is 512
     #[arg(long, default_value_t = amla::BLOCK_KEYS, value_parser = within(1..=MAX_BLOCK))]
     pub block_n: usize,
 

@@ -1,8 +1,7 @@
 //! Which computations are compared, and their errors over all samples.
 
-use amla::{
-    Backend, Elements, Error, Options, Output, Precision, Problem, Rescale, Workspace, reference,
-};
+use amla::reference::{self, Blocks};
+use amla::{Backend, Elements, Error, Options, Output, Precision, Problem, Rescale, Workspace};
 use half::bf16;
 use indicatif::{ProgressBar, ProgressStyle};
 use rayon::ThreadPoolBuilder;
@@ -320,12 +319,18 @@ impl Experiment {
 
     /// A reference's output.
     fn reference(&self, run: &Run, sample: &Sample) -> Result<Vec<f32>, Error> {
-        let block_n = self.block_n;
+        let unsplit = Blocks::from(self.block_n);
+        // What the kernel is compared with cuts the keys as the kernel does.
+        let blocks = if unsplit.keys == Blocks::KERNEL.keys {
+            Blocks::KERNEL
+        } else {
+            unsplit
+        };
         self.by_slices(sample, |problem, o, lse| match run.method {
-            Method::Base => reference::base(problem, block_n, o, lse),
-            Method::AsPrinted => reference::amla_as_printed(problem, block_n, o, lse),
-            Method::Compensated => reference::amla_compensated(problem, block_n, o, lse),
-            Method::Exact => reference::amla_exact(problem, block_n, run.precision, o, lse),
+            Method::Base => reference::base(problem, unsplit, o, lse),
+            Method::AsPrinted => reference::amla_as_printed(problem, unsplit, o, lse),
+            Method::Compensated => reference::amla_compensated(problem, blocks, o, lse),
+            Method::Exact => reference::amla_exact(problem, blocks, run.precision, o, lse),
         })
     }
 

@@ -8,8 +8,9 @@
 //!
 //! Both keep 24 accumulators, so that neither the latency of the dot nor the
 //! load ports limit it: 10 loads per 24 dots. C1 walks the query's width in
-//! halves of 288 (the paper's singleK): half a panel is 36 KiB and stays in
-//! L1d while all keys of the block pass over it. C2 holds one strip of V
+//! chunks of 96 (the paper's baseK): the panel's chunk is 12 KiB and stays in
+//! L1d while all keys of the block pass over it, and sums of 96 products round
+//! less than sums of 576. C2 holds one strip of V
 //! (24 KiB) in L1d while all rows pass over it. Peak: 64 FLOP per dot, at the
 //! rate that [`dot_loop`] measures.
 #![allow(
@@ -34,7 +35,7 @@ const LANES: usize = 16;
 /// Vectors across a panel's rows, or a strip's columns.
 const VECTORS: usize = PANEL_ROWS / LANES;
 /// Feature pairs of one visit to the Q panel.
-const PAIRS_K: usize = ascend::SINGLE_K / 2;
+const PAIRS_K: usize = ascend::BASE_K / 2;
 
 /// Proof that the processor has AVX-512 F, BW, DQ, VL and BF16.
 #[derive(Clone, Copy)]
@@ -180,7 +181,7 @@ fn pack_v<const D_V: usize>(values: &Rows<'_>, v: &mut [VBuffer; 3]) -> bool {
     shared::pack_v::<D_V>(values, v)
 }
 
-/// C1: all keys of the block over one half of the Q panel, then over the other.
+/// C1: all keys of the block over one chunk of the Q panel, then over the next.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn qk<const D_QK: usize, const KEYS: usize, const VECS: usize>(
     q: &QPanel,
@@ -188,14 +189,14 @@ fn qk<const D_QK: usize, const KEYS: usize, const VECS: usize>(
     s: &mut STile,
 ) {
     let q = &q.0[..D_QK / 2];
-    for (half, q) in q.chunks(PAIRS_K).enumerate() {
-        let features = 2 * PAIRS_K * half..2 * PAIRS_K * half + 2 * q.len();
+    for (chunk, q) in q.chunks(PAIRS_K).enumerate() {
+        let features = 2 * PAIRS_K * chunk..2 * PAIRS_K * chunk + 2 * q.len();
         let groups = keys.as_slice().chunks(KEYS);
         for (keys, s) in groups.zip(s.0.chunks_mut(KEYS)) {
             // A group at the end repeats its last key; nobody reads the copies.
             let rows: [&[bf16]; KEYS] =
                 core::array::from_fn(|i| &keys[i.min(keys.len() - 1)][features.clone()]);
-            qk_tile::<KEYS, VECS>(q, rows, s, half > 0);
+            qk_tile::<KEYS, VECS>(q, rows, s, chunk > 0);
         }
     }
 }
@@ -212,13 +213,6 @@ fn qk_tile<const KEYS: usize, const VECS: usize>(
     assert!(k.iter().all(|row| row.len() >= 2 * q.len()));
     assert!(s.len() == KEYS);
     let mut acc = [[_mm512_setzero_ps(); VECS]; KEYS];
-    if accumulate {
-        for (acc, s) in acc.iter_mut().zip(&*s) {
-            for (acc, s) in acc.iter_mut().zip(s.as_chunks().0) {
-                *acc = load(s);
-            }
-        }
-    }
     for (pair, q) in q.iter().enumerate() {
         let q: [__m512bh; VECS] = core::array::from_fn(|v| load_pairs(&q.as_chunks().0[v]));
         for (acc, k) in acc.iter_mut().zip(&k) {
@@ -232,8 +226,13 @@ fn qk_tile<const KEYS: usize, const VECS: usize>(
         }
     }
     for (acc, s) in acc.iter().zip(s) {
-        for (acc, s) in acc.iter().zip(s.as_chunks_mut().0) {
-            store(s, *acc);
+        for (&acc, s) in acc.iter().zip(s.as_chunks_mut().0) {
+            let sum = if accumulate {
+                _mm512_add_ps(load(s), acc)
+            } else {
+                acc
+            };
+            store(s, sum);
         }
     }
 }

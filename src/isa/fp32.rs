@@ -1,7 +1,8 @@
 //! C1 and C2 for backends that multiply in FP32: the operands of a 64 x 64 x 96
 //! step are widened into L0B, and one outer-product micro-kernel does both.
 //!
-//! The depth of 96 is the paper's baseK in C1. A widened operand is used 64
+//! The depth of 96 is the paper's baseK in C1. Of each pair the odd element comes
+//! first, as the dot instructions have it: S is then the same to the bit. A widened operand is used 64
 //! times before the next is made, which is what the widening costs: about one
 //! vector instruction in 32.
 
@@ -17,14 +18,17 @@ use crate::tile::{
 /// Depth of one step.
 pub const DEPTH: usize = 96;
 
-/// What the accumulators start from.
+/// What becomes of what is there.
 #[derive(Clone, Copy)]
 pub enum Start<'a> {
-    /// Zero: what was there is overwritten.
+    /// It is overwritten.
     Zero,
-    /// What is there.
+    /// The accumulators start from it.
     Load,
-    /// What is there, after adding each row's increment to its bits.
+    /// The accumulators start from zero and are added to it at the end.
+    Add,
+    /// The accumulators start from it after adding each row's increment to its
+    /// bits.
     Rescale(&'a [i32]),
 }
 
@@ -61,7 +65,7 @@ pub fn qk<O: Outer, const D_QK: usize>(
             for (key, a) in keys.iter().zip(a.chunks_exact_mut(DEPTH)) {
                 widen(&key[step * DEPTH..][..depth], a);
             }
-            let start = if step == 0 { Start::Zero } else { Start::Load };
+            let start = if step == 0 { Start::Zero } else { Start::Add };
             outer.outer::<DEPTH, 1>(a, &b.0[..depth], rows, start, &mut s[..keys.len()]);
         }
     }
@@ -106,10 +110,10 @@ fn flatten(tile: &mut [[f32; 64]; BLOCK_PAIRS]) -> &mut [f32; DEPTH * 64] {
     bytemuck::cast_mut(tile)
 }
 
-/// Splits each row of pairs into two rows of FP32.
+/// Splits each row of pairs into two rows of FP32, the odd elements' first.
 #[inline(always)]
 fn widen_pairs(pairs: &[[u32; 64]], out: &mut [[f32; 64]; BLOCK_PAIRS]) {
-    for (pairs, [even, odd]) in pairs.iter().zip(out.as_chunks_mut().0) {
+    for (pairs, [odd, even]) in pairs.iter().zip(out.as_chunks_mut().0) {
         for ((&pair, even), odd) in pairs.iter().zip(even).zip(odd) {
             *even = f32::from_bits(pair << 16);
             *odd = f32::from_bits(pair & 0xffff_0000);
@@ -119,7 +123,7 @@ fn widen_pairs(pairs: &[[u32; 64]], out: &mut [[f32; 64]; BLOCK_PAIRS]) {
 
 #[inline(always)]
 fn add_pairs(pairs: &[[u32; 64]], out: &mut [[f32; 64]; BLOCK_PAIRS]) {
-    for (pairs, [even, odd]) in pairs.iter().zip(out.as_chunks_mut().0) {
+    for (pairs, [odd, even]) in pairs.iter().zip(out.as_chunks_mut().0) {
         for ((&pair, even), odd) in pairs.iter().zip(even).zip(odd) {
             *even += f32::from_bits(pair << 16);
             *odd += f32::from_bits(pair & 0xffff_0000);
@@ -127,9 +131,11 @@ fn add_pairs(pairs: &[[u32; 64]], out: &mut [[f32; 64]; BLOCK_PAIRS]) {
     }
 }
 
+/// Widens a row, each pair's odd element first.
 #[inline(always)]
 fn widen(from: &[bf16], to: &mut [f32]) {
-    for (to, from) in to.iter_mut().zip(from) {
-        *to = bf16_widen(from.to_bits());
+    for ([odd, even], from) in to.as_chunks_mut().0.iter_mut().zip(from.as_chunks::<2>().0) {
+        *even = bf16_widen(from[0].to_bits());
+        *odd = bf16_widen(from[1].to_bits());
     }
 }

@@ -135,7 +135,7 @@ fn tile<const ROWS: usize, const SM: usize, const SK: usize>(
 ) -> usize {
     let c = &mut c[row..row + ROWS];
     let mut acc = [[f32x8::splat(0.0); TILE_VECTORS]; ROWS];
-    if !matches!(start, Start::Zero) {
+    if matches!(start, Start::Load | Start::Rescale(_)) {
         for (acc, c) in acc.iter_mut().zip(&*c) {
             for (acc, c) in acc.iter_mut().zip(c[column..].as_chunks().0) {
                 *acc = f32x8::new(*c);
@@ -163,8 +163,11 @@ fn tile<const ROWS: usize, const SM: usize, const SK: usize>(
         }
     }
     for (acc, c) in acc.iter().zip(c) {
-        for (acc, c) in acc.iter().zip(c[column..].as_chunks_mut().0) {
-            *c = acc.to_array();
+        for (&acc, c) in acc.iter().zip(c[column..].as_chunks_mut().0) {
+            *c = match start {
+                Start::Add => (f32x8::new(*c) + acc).to_array(),
+                _ => acc.to_array(),
+            };
         }
     }
     ROWS

@@ -152,13 +152,17 @@ pub fn advance(call: &Softmax<'_>, max: &[f32; PANEL_ROWS], state: &mut RowState
         }
         if !none {
             bases.max[r] = score;
-            bases.offset[r] = offset(score, max, call.scale, state.reference[r]);
+            bases.offset[r] = match call.rescale {
+                Rescale::Exact => offset(score, max, call.scale, state.reference[r]),
+                // Relative to the rounded product: the row's largest P is 1.
+                Rescale::Compensated => max - state.reference[r],
+            };
         }
     }
     bases
 }
 
-/// `max - reference`, where `max` is `score * scale` rounded.
+/// `score * scale - reference`, where `max` is that product rounded.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "rounds to FP32")]
 fn offset(score: f32, max: f32, scale: f32, reference: f32) -> f32 {
