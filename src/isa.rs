@@ -18,6 +18,8 @@ mod fp32;
 mod memory;
 mod portable;
 mod shared;
+#[cfg(test)]
+mod tests;
 
 #[cfg(target_arch = "x86_64")]
 mod avx512bf16;

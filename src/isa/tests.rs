@@ -1,0 +1,297 @@
+//! Stage by stage, every backend against the portable one and against scalar code
+//! written here.
+
+extern crate std;
+
+use std::boxed::Box;
+use std::vec::Vec;
+
+use half::bf16;
+
+use super::{Backend, BackendId, Isa, Pv, Rows, Softmax, Visitor};
+use crate::bits::{Increment, add_increment_f32, bf16_widen};
+use crate::problem::{Precision, Rescale};
+use crate::tile::{
+    BLOCK_KEYS, MAX_D_QK, MAX_D_V, OStrip, PANEL_ROWS, RowState, STRIP, Tiles, Workspace, ascend,
+};
+
+const STRIPS: usize = MAX_D_V / STRIP;
+
+/// Numbers between -1 and 1 with all BF16 bits in use.
+fn numbers(seed: u32, n: usize) -> Vec<bf16> {
+    let mut state = seed | 1;
+    core::iter::repeat_with(|| {
+        state = state.wrapping_mul(0x915f_77f5).wrapping_add(0x0d2e_4f1b);
+        bf16::from_f32(f32::from(u16::try_from(state >> 16).unwrap()) / 32768.0 - 1.0)
+    })
+    .take(n)
+    .collect()
+}
+
+/// Everything that one block leaves in its tiles.
+struct Stages {
+    tiles: Box<Workspace>,
+    o: Vec<OStrip>,
+    non_finite: bool,
+}
+
+/// Runs all stages on one panel and block.
+#[derive(Clone, Copy)]
+struct Run<'a> {
+    q: &'a [bf16],
+    keys: &'a [bf16],
+    values: &'a [bf16],
+    rows: usize,
+    len: usize,
+    scale: f32,
+    visible: Option<&'a [i32; PANEL_ROWS]>,
+    rescale: Rescale,
+    precision: Precision,
+    increment: Option<&'a [i32; PANEL_ROWS]>,
+}
+
+impl Visitor for Run<'_> {
+    type Output = Stages;
+
+    fn visit<I: Isa>(self, isa: I) -> Stages {
+        let mut tiles: Box<Workspace> = bytemuck::zeroed_box();
+        let Tiles {
+            l1,
+            l0a,
+            l0b,
+            l0c,
+            ub,
+        } = &mut tiles.tiles;
+        let q: Vec<_> = self.q.chunks(MAX_D_QK).take(self.rows).collect();
+        let keys = Rows::gather(self.len, |k| &self.keys[k * MAX_D_QK..][..MAX_D_QK]);
+        let values = Rows::gather(self.len, |k| &self.values[k * MAX_D_V..][..MAX_D_V]);
+        isa.pack_q::<MAX_D_QK>(&q, false, &mut l1.q[0]);
+        let non_finite = isa.pack_v::<MAX_D_V>(&values, &mut l1.v);
+        isa.qk::<MAX_D_QK>(&l1.q[0], self.rows, &keys, l0b, &mut l0c[0]);
+        ub[0] = RowState::START;
+        let call = Softmax {
+            rows: self.rows,
+            keys: self.len,
+            scale: self.scale,
+            visible: self.visible,
+            rescale: self.rescale,
+            precision: self.precision,
+            first_key: 0,
+        };
+        isa.softmax(&call, &l0c[0], l0a, &mut ub[0]);
+        let call = Pv {
+            rows: self.rows,
+            keys: self.len,
+            precision: self.precision,
+            increment: self.increment,
+        };
+        let mut o: Vec<OStrip> = std::vec![[[0.75; STRIP]; PANEL_ROWS]; STRIPS];
+        isa.pv::<MAX_D_V>(&call, l0a, &l1.v, l0b, &mut o);
+        Stages {
+            tiles,
+            o,
+            non_finite,
+        }
+    }
+}
+
+fn backends() -> impl Iterator<Item = Backend> {
+    BackendId::ALL
+        .into_iter()
+        .filter_map(|id| Backend::request(id).ok())
+}
+
+/// The shapes at which tiles have edges: `(rows, keys)`.
+const SHAPES: [(usize, usize); 9] = [
+    (1, 1),
+    (3, 2),
+    (16, 5),
+    (17, 23),
+    (33, 97),
+    (48, 191),
+    (63, 192),
+    (64, 12),
+    (64, BLOCK_KEYS),
+];
+
+#[test]
+fn scores_have_the_same_bits_everywhere() {
+    let (q, keys) = (numbers(1, 64 * MAX_D_QK), numbers(2, BLOCK_KEYS * MAX_D_QK));
+    let values = numbers(3, BLOCK_KEYS * MAX_D_V);
+    for (rows, len) in SHAPES {
+        for backend in backends() {
+            let got = backend.with(run(&q, &keys, &values, rows, len));
+            for r in 0..rows {
+                for k in 0..len {
+                    let mut want = 0.0;
+                    for start in (0..MAX_D_QK).step_by(ascend::BASE_K) {
+                        let mut chunk = 0.0;
+                        for pair in (start..start + ascend::BASE_K).step_by(2) {
+                            // Exact products; of a pair, the odd one first.
+                            for i in [pair + 1, pair] {
+                                let key = keys[k * MAX_D_QK + i].to_f32();
+                                chunk += q[r * MAX_D_QK + i].to_f32() * key;
+                            }
+                        }
+                        want += chunk;
+                    }
+                    let got = got.tiles.tiles.l0c[0].0[k][r];
+                    assert_eq!(got.to_bits(), f32::to_bits(want), "{backend:?} {r} {k}");
+                }
+            }
+        }
+    }
+}
+
+fn run<'a>(
+    q: &'a [bf16],
+    keys: &'a [bf16],
+    values: &'a [bf16],
+    rows: usize,
+    len: usize,
+) -> Run<'a> {
+    Run {
+        q,
+        keys,
+        values,
+        rows,
+        len,
+        scale: 0.3,
+        visible: None,
+        rescale: Rescale::Exact,
+        precision: Precision::Bf16,
+        increment: None,
+    }
+}
+
+#[test]
+fn probabilities_and_sums() {
+    let (q, keys) = (numbers(4, 64 * MAX_D_QK), numbers(5, BLOCK_KEYS * MAX_D_QK));
+    let values = numbers(6, BLOCK_KEYS * MAX_D_V);
+    let mut visible = [0; PANEL_ROWS];
+    for (v, r) in visible.iter_mut().zip(0..) {
+        *v = 7 * r % 190;
+    }
+    for (rows, len) in SHAPES {
+        let limits = visible.map(|v| v.min(i32::try_from(len).unwrap()));
+        for visible in [None, Some(&limits)] {
+            for precision in [Precision::Bf16, Precision::Bf16x2] {
+                for backend in backends() {
+                    let got = backend.with(Run {
+                        visible,
+                        precision,
+                        ..run(&q, &keys, &values, rows, len)
+                    });
+                    check_softmax(&got.tiles.tiles, rows, len, visible, precision);
+                }
+            }
+        }
+    }
+}
+
+/// Exact mode against its definition, in f64.
+fn check_softmax(
+    tiles: &Tiles,
+    rows: usize,
+    len: usize,
+    visible: Option<&[i32; PANEL_ROWS]>,
+    precision: Precision,
+) {
+    let (s, p, state) = (&tiles.l0c[0].0, &tiles.l0a, &tiles.ub[0]);
+    for r in 0..rows {
+        let sees = visible.map_or(len, |v| usize::try_from(v[r]).unwrap());
+        let score = |k: usize| f64::from(s[k][r]) * f64::from(0.3_f32);
+        let max = (0..sees).map(score).fold(f64::NEG_INFINITY, f64::max);
+        assert_eq!(f64::from(state.reference[r]), max.ceil());
+        let (mut sum, mut rounded_sum) = (0.0, 0.0);
+        for k in 0..len {
+            let half = |tile: &[[u32; PANEL_ROWS]]| {
+                f64::from(bf16_widen(super::half_of(tile[k / 2][r], k)))
+            };
+            let mut got = half(&p.high.0);
+            let mut bound = 2_f64.powi(-8);
+            if precision == Precision::Bf16x2 {
+                got += half(&p.low.0);
+                bound = 2_f64.powi(-16);
+            }
+            if k >= sees {
+                assert_eq!(got, 0.0);
+                continue;
+            }
+            let want = (score(k) - max.ceil()).exp2();
+            // The rounding, and 2e-7 of the polynomial.
+            assert!((got - want).abs() <= (bound + 2e-7) * want, "{got} {want}");
+            sum += want;
+            rounded_sum += got;
+        }
+        assert!((f64::from(state.sum[r]) - sum).abs() <= 5e-7 * sum);
+        assert!((f64::from(state.rounded_sum[r]) - rounded_sum).abs() <= 5e-7 * rounded_sum);
+    }
+}
+
+#[test]
+fn products_have_the_same_bits_everywhere() {
+    let (q, keys) = (numbers(7, 64 * MAX_D_QK), numbers(8, BLOCK_KEYS * MAX_D_QK));
+    let values = numbers(9, BLOCK_KEYS * MAX_D_V);
+    let mut increments = [0; PANEL_ROWS];
+    for (r, increment) in (0..).zip(increments.iter_mut()) {
+        *increment = match r % 3 {
+            0 => 0,
+            1 => Increment::pow2(-r).bits(),
+            _ => Increment::compensated(-1, 0.003).bits(),
+        };
+    }
+    for (rows, len) in SHAPES {
+        for increment in [None, Some(&increments)] {
+            for backend in backends() {
+                let got = backend.with(Run {
+                    increment,
+                    ..run(&q, &keys, &values, rows, len)
+                });
+                assert!(!got.non_finite);
+                let p = &got.tiles.tiles.l0a.high.0;
+                for r in 0..rows {
+                    let start = increment.map_or(0.0, |increment| {
+                        let increment = Increment::from_bits_clamped(increment[r]);
+                        add_increment_f32(0.75, increment)
+                    });
+                    for column in 0..MAX_D_V {
+                        let mut want = start;
+                        for pair in (0..len).step_by(2) {
+                            for k in [pair + 1, pair].into_iter().filter(|&k| k < len) {
+                                let p = bf16_widen(super::half_of(p[k / 2][r], k));
+                                want += p * values[k * MAX_D_V + column].to_f32();
+                            }
+                        }
+                        let got = got.o[column / STRIP][r][column % STRIP];
+                        assert_eq!(got.to_bits(), want.to_bits(), "{backend:?} {r} {column}");
+                    }
+                    // What lies beyond the rows is somebody else's.
+                    for r in rows..PANEL_ROWS {
+                        assert_eq!(got.o[0][r], [0.75; STRIP]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn non_finite_values_are_seen() {
+    let (q, keys) = (numbers(10, MAX_D_QK), numbers(11, BLOCK_KEYS * MAX_D_QK));
+    for backend in backends() {
+        for (at, len) in [(0, 1), (511, 2), (512, 2), (100 * MAX_D_V + 77, 101)] {
+            for bad in [bf16::NAN, bf16::INFINITY, bf16::NEG_INFINITY] {
+                let mut values = numbers(12, BLOCK_KEYS * MAX_D_V);
+                values[at] = bad;
+                // Behind the block nobody looks.
+                values[len * MAX_D_V] = bf16::NAN;
+                let seen =
+                    |values: &[bf16]| backend.with(run(&q, &keys, values, 1, len)).non_finite;
+                assert!(seen(&values), "{backend:?} {at} {bad}");
+                values[at] = bf16::MAX;
+                assert!(!seen(&values));
+            }
+        }
+    }
+}
