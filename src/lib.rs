@@ -43,6 +43,8 @@ mod problem;
 pub mod reference;
 pub mod schedule;
 mod shape;
+#[cfg(feature = "stages")]
+pub mod stages;
 pub mod tile;
 
 pub use attend::{Options, SUPPORTED_DIMS};

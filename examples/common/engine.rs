@@ -1,6 +1,7 @@
 //! Runs problems on a pool of threads and measures them against the processor's peak.
 
 use std::hint::black_box;
+use std::slice;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -32,6 +33,9 @@ pub struct Measurement {
     pub peak_gflops: f64,
     /// Kernel over peak, each repetition against the peaks beside it.
     pub utilization: f64,
+    /// First and third quartile of the repetitions that `utilization` is the median of.
+    #[allow(dead_code, reason = "not every example shows the spread")]
+    pub quartiles: [f64; 2],
 }
 
 impl Engine {
@@ -97,26 +101,41 @@ impl Engine {
     /// # Errors
     /// The problem is malformed.
     pub fn measure(&mut self, problem: &Problem, budget: Duration) -> Result<Measurement, Error> {
-        let shape = problem.shape;
+        self.measure_in_turn(slice::from_ref(problem), budget)
+    }
+
+    /// The same for several problems of one shape, each run with the next of them:
+    /// where they exceed the processor's caches together, each comes from memory.
+    ///
+    /// # Errors
+    /// A problem is malformed.
+    pub fn measure_in_turn(
+        &mut self,
+        problems: &[Problem],
+        budget: Duration,
+    ) -> Result<Measurement, Error> {
+        let shape = problems[0].shape;
         let rows = shape.b * shape.s_q * shape.h_q;
         let mut o = vec![0.0; rows * shape.d_v];
         let mut lse = vec![0.0; rows];
+        let mut turns = problems.iter().cycle();
         let mut kernel = |engine: &mut Self, runs: u32| {
             let start = Instant::now();
-            for _ in 0..runs {
+            for problem in turns.by_ref().take(runs as usize) {
                 let output = Output::dense(shape, Elements::F32(&mut o), &mut lse);
                 engine.run(problem, output)?;
             }
             Ok(start.elapsed().as_secs_f64() / f64::from(runs))
         };
 
-        // A sample of the kernel lasts long enough for the clock, and the two
-        // peaks beside it together as long as it does, within reason.
+        // The first run is slower: it touches new memory. A sample lasts long enough
+        // for the clock, and a peak as long as a sample, within reason.
+        kernel(self, 1)?;
         let once = kernel(self, 1)?;
-        let runs = (2e-3 / once).clamp(1.0, 1000.0) as u32;
-        let beside = Duration::from_secs_f64((f64::from(runs) * once / 2.0).clamp(1e-3, 0.1));
+        let runs = (2e-3 / once).ceil().clamp(1.0, 1000.0) as u32;
+        let beside = Duration::from_secs_f64((f64::from(runs) * once).clamp(2e-3, 0.1));
 
-        let gflop = flop(problem) * 1e-9;
+        let gflop = flop(&problems[0]) * 1e-9;
         let (mut seconds, mut peaks, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
         let start = Instant::now();
         let mut before = self.peak_gflops(beside);
@@ -132,12 +151,13 @@ impl Engine {
                 break;
             }
         }
-        let seconds = median(&mut seconds);
+        let seconds = quantile(&mut seconds, 0.5);
         Ok(Measurement {
             seconds,
             gflops: gflop / seconds,
-            peak_gflops: median(&mut peaks),
-            utilization: median(&mut ratios),
+            peak_gflops: quantile(&mut peaks, 0.5),
+            utilization: quantile(&mut ratios, 0.5),
+            quartiles: [0.25, 0.75].map(|q| quantile(&mut ratios, q)),
         })
     }
 
@@ -150,13 +170,13 @@ impl Engine {
             while start.elapsed() < duration {
                 flop += self.options.backend.dot_loop(black_box(DOTS));
             }
-            flop
+            // By its own time: the thread doesn't wait for the others' last dots.
+            flop as f64 * 1e-9 / start.elapsed().as_secs_f64()
         };
-        let flop: u64 = match &self.pool {
+        match &self.pool {
             Some(pool) => pool.broadcast(|_| work()).into_iter().sum(),
             None => work(),
-        };
-        flop as f64 * 1e-9 / start.elapsed().as_secs_f64()
+        }
     }
 }
 
@@ -182,12 +202,10 @@ pub fn flop(problem: &Problem) -> f64 {
     2.0 * (s.h_q * (s.d_qk + s.d_v)) as f64 * keys as f64
 }
 
-fn median(values: &mut [f64]) -> f64 {
+/// The value that a fraction `q` of them lies below, between its neighbours if need be.
+fn quantile(values: &mut [f64], q: f64) -> f64 {
     values.sort_by(f64::total_cmp);
-    let mid = values.len() / 2;
-    if values.len() % 2 == 1 {
-        values[mid]
-    } else {
-        (values[mid - 1] + values[mid]) / 2.0
-    }
+    let place = q * (values.len() - 1) as f64;
+    let [low, high] = [place.floor(), place.ceil()].map(|place| values[place as usize]);
+    low + (high - low) * place.fract()
 }

@@ -1,0 +1,217 @@
+//! Instruction counts under Valgrind, which repeat exactly: every stage, a small
+//! decode and the slice functions of [`amla::bits`], on the portable backend.
+//!
+//! `.ci/instructions` runs this and compares with `benches/instructions.txt`.
+//! Valgrind has no AVX-512, and detection says so; never build this with
+//! `target-cpu=native`.
+
+mod common;
+
+use std::hint::black_box;
+
+use amla::bits::{self, Increment};
+use amla::stages::{self, Before, Reference, Stages};
+use amla::{
+    Backend, BackendId, Elements, Options, Output, Precision, Problem, Rescale, Shape, Workspace,
+    decode,
+};
+use iai_callgrind::{library_benchmark, library_benchmark_group, main};
+
+fn options(rescale: Rescale, precision: Precision) -> Options {
+    Options {
+        backend: Backend::request(BackendId::Portable).unwrap(),
+        rescale,
+        precision,
+    }
+}
+
+/// Prepared tiles; leaked, for the process ends after one count.
+fn prepared(rescale: Rescale, precision: Precision) -> Stages<'static> {
+    let workspace = Box::leak(bytemuck::zeroed_box::<Workspace>());
+    let q = common::inputs(1, stages::ROWS * stages::D_QK).leak();
+    let kv = common::inputs(2, stages::KEYS * stages::D_QK).leak();
+    Stages::new(options(rescale, precision), workspace, q, kv)
+}
+
+fn exact() -> Stages<'static> {
+    prepared(Rescale::Exact, Precision::Bf16)
+}
+
+fn exact_x2() -> Stages<'static> {
+    prepared(Rescale::Exact, Precision::Bf16x2)
+}
+
+fn compensated() -> Stages<'static> {
+    prepared(Rescale::Compensated, Precision::Bf16)
+}
+
+fn compensated_x2() -> Stages<'static> {
+    prepared(Rescale::Compensated, Precision::Bf16x2)
+}
+
+#[library_benchmark]
+#[bench::portable(exact())]
+fn pack_q(mut s: Stages<'static>) -> Stages<'static> {
+    s.pack_q();
+    s
+}
+
+#[library_benchmark]
+#[bench::portable(exact())]
+fn pack_v(mut s: Stages<'static>) -> Stages<'static> {
+    s.pack_v();
+    s
+}
+
+#[library_benchmark]
+#[bench::portable(exact())]
+fn qk(mut s: Stages<'static>) -> Stages<'static> {
+    s.qk();
+    s
+}
+
+#[library_benchmark]
+#[bench::portable_exact_bf16_first(exact(), Reference::First)]
+#[bench::portable_exact_bf16_stays(exact(), Reference::Stays)]
+#[bench::portable_exact_bf16_moves(exact(), Reference::Moves)]
+#[bench::portable_exact_bf16x2_stays(exact_x2(), Reference::Stays)]
+#[bench::portable_compensated_bf16_stays(compensated(), Reference::Stays)]
+#[bench::portable_compensated_bf16_moves(compensated(), Reference::Moves)]
+#[bench::portable_compensated_bf16x2_stays(compensated_x2(), Reference::Stays)]
+fn softmax(mut s: Stages<'static>, reference: Reference) -> Stages<'static> {
+    s.softmax(reference);
+    s
+}
+
+#[library_benchmark]
+#[bench::portable_first(exact(), Before::Overwrite)]
+#[bench::portable_nothing(exact(), Before::Nothing)]
+#[bench::portable_rescale(exact(), Before::Rescale)]
+#[bench::portable_bf16x2_nothing(exact_x2(), Before::Nothing)]
+fn pv(mut s: Stages<'static>, before: Before) -> Stages<'static> {
+    s.pv(before);
+    s
+}
+
+#[library_benchmark]
+#[bench::portable(exact())]
+fn rescale(mut s: Stages<'static>) -> Stages<'static> {
+    s.rescale(-1);
+    s
+}
+
+library_benchmark_group!(
+    name = stage;
+    benchmarks = pack_q, pack_v, qk, softmax, pv, rescale
+);
+
+type Decode = (
+    Problem<'static>,
+    Options,
+    &'static mut Workspace,
+    Output<'static>,
+);
+
+/// 16 heads, one position, two blocks of keys.
+fn small() -> Decode {
+    let shape = Shape {
+        b: 1,
+        s_q: 1,
+        s_k: 384,
+        h_q: 16,
+        d_qk: 576,
+        d_v: 512,
+    };
+    let q = common::inputs(1, shape.h_q * shape.d_qk).leak();
+    let kv = common::inputs(2, shape.s_k * shape.d_qk).leak();
+    (
+        Problem::dense(shape, q, kv, 1.0 / 24.0),
+        options(Rescale::Exact, Precision::Bf16),
+        Box::leak(bytemuck::zeroed_box::<Workspace>()),
+        Output::dense(
+            shape,
+            Elements::F32(vec![0.0; shape.h_q * shape.d_v].leak()),
+            vec![0.0; shape.h_q].leak(),
+        ),
+    )
+}
+
+#[library_benchmark]
+#[bench::portable_small(small())]
+fn decode_h16(call: Decode) {
+    let (problem, options, workspace, output) = call;
+    decode(&problem, &options, workspace, output).unwrap();
+}
+
+library_benchmark_group!(
+    name = whole;
+    benchmarks = decode_h16
+);
+
+/// Elements of each slice.
+const LEN: usize = 4096;
+
+fn f32s() -> &'static mut [f32] {
+    common::numbers(3, LEN).leak()
+}
+
+fn f64s() -> &'static mut [f64] {
+    let wide = common::numbers(3, LEN).into_iter().map(f64::from);
+    wide.collect::<Vec<_>>().leak()
+}
+
+fn halves() -> &'static mut [u16] {
+    let halves = common::inputs(3, LEN).into_iter().map(half::bf16::to_bits);
+    halves.collect::<Vec<_>>().leak()
+}
+
+#[library_benchmark]
+#[bench::slice(f32s())]
+fn mul_pow2_f32(xs: &'static mut [f32]) {
+    bits::mul_pow2_f32_slice(black_box(xs), black_box(-3));
+}
+
+#[library_benchmark]
+#[bench::slice(f64s())]
+fn mul_pow2_f64(xs: &'static mut [f64]) {
+    bits::mul_pow2_f64_slice(black_box(xs), black_box(-3));
+}
+
+#[library_benchmark]
+#[bench::slice(halves())]
+fn mul_pow2_bf16(xs: &'static mut [u16]) {
+    bits::mul_pow2_bf16_slice(black_box(xs), black_box(-3));
+}
+
+#[library_benchmark]
+#[bench::slice(halves())]
+fn mul_pow2_f16(xs: &'static mut [u16]) {
+    bits::mul_pow2_f16_slice(black_box(xs), black_box(-3));
+}
+
+#[library_benchmark]
+#[bench::slice(f32s())]
+fn add_increment_f32(xs: &'static mut [f32]) {
+    let increment = Increment::compensated(black_box(-3), black_box(0.004));
+    bits::add_increment_f32_slice(black_box(xs), increment);
+}
+
+#[library_benchmark]
+#[bench::slice(f32s(), halves())]
+fn bf16_round(xs: &'static mut [f32], out: &'static mut [u16]) {
+    bits::bf16_round_slice(black_box(xs), black_box(out));
+}
+
+#[library_benchmark]
+#[bench::slice(halves(), f32s())]
+fn bf16_widen(xs: &'static mut [u16], out: &'static mut [f32]) {
+    bits::bf16_widen_slice(black_box(xs), black_box(out));
+}
+
+library_benchmark_group!(
+    name = bit;
+    benchmarks = mul_pow2_f32, mul_pow2_f64, mul_pow2_bf16, mul_pow2_f16, add_increment_f32,
+        bf16_round, bf16_widen
+);
+
+main!(library_benchmark_groups = stage, whole, bit);

@@ -1,0 +1,193 @@
+//! A measured shape, as a line of a table or of JSON.
+
+use amla::{Options, Precision, Rescale, Shape};
+use serde_json::{Value, json};
+
+use crate::engine::Measurement;
+use crate::inputs::Caches;
+use crate::machine::gib;
+use crate::paper::{self, Figure};
+use crate::roofline::intensity;
+
+/// One measured shape.
+#[derive(Clone, Copy, Debug)]
+pub struct Cell {
+    pub shape: Shape,
+    /// The table it belongs to.
+    pub table: &'static str,
+    pub options: Options,
+    pub threads: usize,
+    /// Read bandwidth of all threads, in GB/s.
+    pub read_gbs: f64,
+    pub measured: Measurement,
+}
+
+/// The first lines of the paper's table.
+pub const TABLE_HEADER: &str =
+    "                                                                 Ascend 910      GPU, FlashMLA
+s_q    s_k    time, ms   GFLOP/s     peak      FU    quartiles      us      FU      us      FU";
+
+/// What the tables' columns mean.
+pub const LEGEND: &str = "
+time, GFLOP/s, peak, FU: medians; FLOP are 2 b h_q s_q s_k (d_qk + d_v), the paper's count, also for bf16x2
+peak: the backend's own multiply-add in registers, on all threads at once, in turn with the kernel
+FU: each run against the mean of the two peaks beside it (so not quite GFLOP/s over peak)";
+
+impl Cell {
+    /// FLOP per byte of KV cache.
+    pub fn intensity(&self) -> f64 {
+        let Shape {
+            s_q,
+            h_q,
+            d_qk,
+            d_v,
+            ..
+        } = self.shape;
+        intensity(h_q * s_q, d_qk, d_v)
+    }
+
+    /// What the roofline allows, in GFLOP/s.
+    pub fn bound(&self) -> f64 {
+        let memory = self.read_gbs * self.intensity();
+        memory.min(self.measured.peak_gflops)
+    }
+
+    /// The fraction of it that was reached.
+    pub fn of_bound(&self) -> f64 {
+        // The peak is better known from beside each run.
+        let of_memory = self.measured.gflops / (self.read_gbs * self.intensity());
+        of_memory.max(self.measured.utilization)
+    }
+
+    /// A line of the paper's table.
+    pub fn table_row(&self) -> String {
+        let (shape, m) = (self.shape, &self.measured);
+        let [q1, q3] = m.quartiles;
+        let figure = |figure: Option<Figure>| {
+            figure.map_or_else(
+                || format!("{:>8}{:>8}", "-", "-"),
+                |f| format!("{:>8}{:>8}", f.microseconds, percent(f.utilization)),
+            )
+        };
+        let paper = paper::figures(&shape);
+        format!(
+            "{:>3} {:>6} {:>11.3} {:>9.1} {:>8.1} {:>7}  {:>5.1}..{:<5.1}{}{}",
+            shape.s_q,
+            shape.s_k,
+            m.seconds * 1e3,
+            m.gflops,
+            m.peak_gflops,
+            percent(m.utilization),
+            q1 * 100.0,
+            q3 * 100.0,
+            figure(paper.map(|figures| figures.ascend)),
+            figure(paper.map(|figures| figures.gpu)),
+        )
+    }
+
+    /// A line of the table of few heads.
+    pub fn few_row(&self) -> String {
+        let m = &self.measured;
+        let [q1, q3] = m.quartiles;
+        format!(
+            "{:>3} {:>6} {:>11.3} {:>9.1} {:>8.1} {:>7}  {:>5.1}..{:<5.1}{:>9.1} {:>9.1} {:>9}",
+            self.shape.h_q,
+            self.shape.s_q,
+            m.seconds * 1e3,
+            m.gflops,
+            m.peak_gflops,
+            percent(m.utilization),
+            q1 * 100.0,
+            q3 * 100.0,
+            self.intensity(),
+            self.bound(),
+            percent(self.of_bound()),
+        )
+    }
+
+    /// As one object.
+    pub fn json(&self) -> Value {
+        let (s, m) = (&self.shape, &self.measured);
+        let figure = |figure: Figure| {
+            json!({
+                "seconds": figure.microseconds * 1e-6,
+                "utilization": figure.utilization,
+            })
+        };
+        let paper = paper::figures(s);
+        json!({
+            "table": self.table,
+            "s_q": s.s_q,
+            "s_k": s.s_k,
+            "h_q": s.h_q,
+            "batch": s.b,
+            "d_qk": s.d_qk,
+            "d_v": s.d_v,
+            "threads": self.threads,
+            "backend": self.options.backend.id().name(),
+            "rescale": rescale_name(self.options.rescale),
+            "precision": precision_name(self.options.precision),
+            "seconds": m.seconds,
+            "gflops": m.gflops,
+            "peak_gflops": m.peak_gflops,
+            "utilization": m.utilization,
+            "quartiles": m.quartiles,
+            "read_gbs": self.read_gbs,
+            "intensity": self.intensity(),
+            "bound_gflops": self.bound(),
+            "of_bound": self.of_bound(),
+            "paper_910": paper.map(|figures| figure(figures.ascend)),
+            "paper_gpu": paper.map(|figures| figure(figures.gpu)),
+        })
+    }
+}
+
+/// The first lines of the table of few heads.
+pub fn few_header(caches: &Caches) -> String {
+    format!(
+        "
+Few heads at context 4096. Each run reads another of {} caches, {:.2} GiB together, twice the last-level
+cache: keys come from memory.
+
+h_q    s_q    time, ms   GFLOP/s     peak      FU    quartiles FLOP/byte     bound  of bound",
+        caches.batches(),
+        gib(size_of_val(caches.elements())),
+    )
+}
+
+/// How time grows from 4096 to 16384 keys, where the table has both.
+pub fn growth(cells: &[Cell]) -> Vec<String> {
+    let at = |s_k| cells.iter().filter(move |cell| cell.shape.s_k == s_k);
+    at(4096)
+        .filter_map(|short| {
+            let long = at(16384).find(|long| long.shape.s_q == short.shape.s_q)?;
+            let time = long.measured.seconds / short.measured.seconds;
+            let at_peak = 4.0 * short.measured.utilization / long.measured.utilization;
+            Some(format!(
+                "time(16384) / time(4096), s_q {}: {time:.2}; against the peaks beside them: {at_peak:.2}",
+                short.shape.s_q
+            ))
+        })
+        .collect()
+}
+
+/// In percent, to a tenth.
+pub fn percent(fraction: f64) -> String {
+    format!("{:.1} %", fraction * 100.0)
+}
+
+/// As the command line spells it.
+pub fn rescale_name(rescale: Rescale) -> &'static str {
+    match rescale {
+        Rescale::Exact => "exact",
+        Rescale::Compensated => "compensated",
+    }
+}
+
+/// As the command line spells it.
+pub fn precision_name(precision: Precision) -> &'static str {
+    match precision {
+        Precision::Bf16 => "bf16",
+        Precision::Bf16x2 => "bf16x2",
+    }
+}

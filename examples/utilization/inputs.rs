@@ -1,0 +1,104 @@
+//! Random queries and KV caches.
+
+use amla::{Problem, Shape};
+use half::bf16;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use rand_distr::{Distribution, StandardNormal};
+
+use crate::machine;
+
+const D_QK: usize = 576;
+const D_V: usize = 512;
+
+/// A problem of DeepSeek-V3's widths.
+pub const fn shape(b: usize, s_q: usize, s_k: usize, h_q: usize) -> Shape {
+    Shape {
+        b,
+        s_q,
+        s_k,
+        h_q,
+        d_qk: D_QK,
+        d_v: D_V,
+    }
+}
+
+/// Bytes of the KV caches of a batch.
+pub const fn cache_bytes(s_k: usize, b: usize) -> usize {
+    b * s_k * D_QK * size_of::<bf16>()
+}
+
+/// The rows that all caches begin with.
+pub struct Inputs {
+    kv: Vec<bf16>,
+}
+
+impl Inputs {
+    /// Enough for caches of up to `s_k` keys.
+    pub fn draw(s_k: usize) -> Self {
+        Self {
+            kv: normal(0, s_k * D_QK),
+        }
+    }
+
+    /// The queries of a problem.
+    pub fn queries(&self, shape: Shape) -> Vec<bf16> {
+        normal(1, shape.b * shape.s_q * shape.h_q * D_QK)
+    }
+}
+
+fn normal(seed: u64, len: usize) -> Vec<bf16> {
+    let values = StandardNormal
+        .sample_iter(ChaCha8Rng::seed_from_u64(seed))
+        .take(len);
+    values.map(bf16::from_f32).collect()
+}
+
+/// KV caches of one or more batches, one after the other: equal in content, each
+/// request with memory of its own.
+#[derive(Default)]
+pub struct Caches {
+    elements: Vec<bf16>,
+    batches: usize,
+}
+
+impl Caches {
+    /// Those of one batch.
+    pub fn of(inputs: &Inputs, s_k: usize, b: usize) -> Self {
+        Self::repeated(inputs, s_k, b, 1)
+    }
+
+    /// Those of so many batches, two at least, that they exceed the last-level cache
+    /// twofold: each has left it before its turn comes again.
+    pub fn beyond_the_processor(inputs: &Inputs, s_k: usize, b: usize) -> Self {
+        let beyond = 2 * machine::last_level_cache();
+        let batches = beyond.div_ceil(cache_bytes(s_k, b)).max(2);
+        Self::repeated(inputs, s_k, b, batches)
+    }
+
+    fn repeated(inputs: &Inputs, s_k: usize, b: usize, batches: usize) -> Self {
+        Self {
+            elements: inputs.kv[..s_k * D_QK].repeat(b * batches),
+            batches,
+        }
+    }
+
+    /// All that there is.
+    pub fn elements(&self) -> &[bf16] {
+        &self.elements
+    }
+
+    /// For how many batches.
+    pub fn batches(&self) -> usize {
+        self.batches
+    }
+
+    /// One problem for each batch, all with the same queries.
+    pub fn problems<'a>(&'a self, shape: Shape, q: &'a [bf16]) -> Vec<Problem<'a>> {
+        self.elements
+            .chunks(self.elements.len() / self.batches)
+            // Keys are 192 wide before absorption.
+            .map(|kv| Problem::dense(shape, q, kv, 192_f32.sqrt().recip()))
+            .collect()
+    }
+}

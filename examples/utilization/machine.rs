@@ -1,0 +1,68 @@
+//! What the system tells about the machine.
+
+use std::fs;
+use std::thread::available_parallelism;
+
+use amla::Shape;
+
+use crate::inputs::cache_bytes;
+
+/// One thread per processor.
+pub fn processors() -> usize {
+    available_parallelism().map_or(1, Into::into)
+}
+
+/// The processor's name.
+pub fn processor() -> String {
+    field("/proc/cpuinfo", "model name")
+        .unwrap_or_else(|| format!("{} processor", std::env::consts::ARCH))
+}
+
+/// Bytes of the last-level cache, all of it, or a guess.
+pub fn last_level_cache() -> usize {
+    (0..10)
+        .filter_map(|index| {
+            let path = format!("/sys/devices/system/cpu/cpu0/cache/index{index}/size");
+            let text = fs::read_to_string(path).ok()?;
+            text.trim().strip_suffix('K')?.parse::<usize>().ok()
+        })
+        .max()
+        .map_or(64 << 20, |kibibytes| kibibytes << 10)
+}
+
+/// # Errors
+/// The largest of the shapes needs more memory than there is.
+pub fn has_room_for(shapes: &[Shape]) -> Result<(), String> {
+    let bytes = |shape: &Shape| {
+        let rows = shape.b * shape.s_q * shape.h_q;
+        // Q and O, and up to 16 partial results of each row.
+        cache_bytes(shape.s_k, shape.b) + rows * (16 * 2200 + 4096)
+    };
+    let needed = shapes.iter().map(bytes).max().unwrap_or_default();
+    let available = field("/proc/meminfo", "MemAvailable")
+        .and_then(|text| text.strip_suffix(" kB")?.parse::<usize>().ok())
+        .map_or(usize::MAX, |kibibytes| kibibytes << 10);
+    // The random rows that caches are made of take their share.
+    if needed > available / 2 {
+        return Err(format!(
+            "the largest problem needs {:.1} GiB, of {:.1} GiB of available memory",
+            gib(needed),
+            gib(available)
+        ));
+    }
+    Ok(())
+}
+
+/// In binary gigabytes.
+pub fn gib(bytes: usize) -> f64 {
+    bytes as f64 / f64::from(1 << 30)
+}
+
+/// The first `name : value` of a file.
+fn field(path: &str, name: &str) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    text.lines().find_map(|line| {
+        let (key, value) = line.split_once(':')?;
+        (key.trim() == name).then(|| value.trim().to_owned())
+    })
+}

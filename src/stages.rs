@@ -1,0 +1,273 @@
+//! The kernel's stages, one call at a time, for the benches.
+//!
+//! **Not part of the stable interface**: this module exists behind the feature
+//! `stages` and changes with the kernel, in any release.
+//!
+//! [`Stages`] borrows a [`Workspace`] and the inputs of one panel of 64 query rows
+//! and one block of 192 keys, at widths (576, 512), and prepares every tile. Each
+//! method then runs one stage on those tiles, as often as one likes, and returns
+//! the [`Work`] that it did. Nothing that a stage reads is written by another one:
+//! [`Stages::qk`] writes a tile of its own, and the scores of
+//! [`Stages::softmax`] come from [`Stages::spread_scores`].
+
+use half::bf16;
+
+use crate::attend::Options;
+use crate::bits::{Increment, as_printed_f32, mul_pow2_f32};
+use crate::isa::{Isa, Pv, Rows, Softmax, Visitor};
+use crate::tile::{
+    BLOCK_KEYS, MAX_D_QK, MAX_D_V, OStrip, PANEL_ROWS, RowState, STRIP, Tiles, Workspace,
+};
+
+/// Query rows of the panel.
+pub const ROWS: usize = PANEL_ROWS;
+/// Keys of the block.
+pub const KEYS: usize = BLOCK_KEYS;
+/// Width of queries and keys.
+pub const D_QK: usize = MAX_D_QK;
+/// Width of values and outputs.
+pub const D_V: usize = MAX_D_V;
+
+/// What one call of a stage did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Floating-point operations of a matrix product, two per multiply-add.
+    Flop(u64),
+    /// Elements touched once: of S, O, or what was packed.
+    Elements(u64),
+}
+
+/// How the block's scores lie to those before it (V1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reference {
+    /// The first block of a request.
+    First,
+    /// Like many blocks before: the reference stays, and no key stands out.
+    Stays,
+    /// Like many blocks before, but a power of two larger in every row.
+    Moves,
+}
+
+/// What C2 does to O before it accumulates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Before {
+    /// Overwrites it: the first block.
+    Overwrite,
+    /// Every increment is zero, and its addition skipped.
+    Nothing,
+    /// Every row is halved by integer addition.
+    Rescale,
+}
+
+/// Tiles of one panel and one block, ready for each stage.
+pub struct Stages<'a> {
+    options: Options,
+    tiles: &'a mut Tiles,
+    o: &'a mut [OStrip],
+    q: &'a [bf16],
+    kv: &'a [bf16],
+}
+
+/// The score tile that [`Stages::qk`] writes.
+const QK_TILE: usize = 0;
+/// The score tile that [`Stages::softmax`] reads.
+const SOFTMAX_TILE: usize = 1;
+/// Blocks before this one, where there are any.
+const HISTORY: f32 = 20.0;
+
+impl<'a> Stages<'a> {
+    /// Prepares the tiles: packs `q`, [`ROWS`] x [`D_QK`], and the values of `kv`,
+    /// [`KEYS`] x [`D_QK`], spreads scores over 8 powers of two, and runs V1 and C2
+    /// once.
+    ///
+    /// # Panics
+    /// If an input has another length.
+    #[must_use]
+    pub fn new(
+        options: Options,
+        workspace: &'a mut Workspace,
+        q: &'a [bf16],
+        kv: &'a [bf16],
+    ) -> Self {
+        assert_eq!(q.len(), ROWS * D_QK);
+        assert_eq!(kv.len(), KEYS * D_QK);
+        let Workspace { tiles, partials } = workspace;
+        let mut stages = Self {
+            options,
+            tiles,
+            o: bytemuck::cast_slice_mut(&mut partials[0][..ROWS * D_V]),
+            q,
+            kv,
+        };
+        stages.pack_q();
+        stages.pack_v();
+        stages.qk();
+        stages.spread_scores(4.0);
+        stages.pv(Before::Overwrite);
+        stages
+    }
+
+    /// Another precision, another way to rescale, or another backend, on the same
+    /// tiles, V1 run as on a first block.
+    pub fn set_options(&mut self, options: Options) {
+        self.options = options;
+        self.softmax(Reference::First);
+    }
+
+    /// Fills the scores that V1 reads with numbers spread evenly from `-spread` to
+    /// `spread`, in log2 units, and runs V1 on them as on a first block.
+    pub fn spread_scores(&mut self, spread: f32) {
+        let mut x = 1_u32;
+        for s in self.tiles.l0c[SOFTMAX_TILE].0.as_flattened_mut() {
+            // Numerical Recipes' quick generator; the upper bits as a fraction of 1.
+            x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let unit = f32::from_bits(0x3f80_0000 | x >> 9) - 1.0;
+            *s = (2.0 * unit - 1.0) * spread;
+        }
+        self.softmax(Reference::First);
+    }
+
+    /// Packs the panel's Q.
+    pub fn pack_q(&mut self) -> Work {
+        struct PackQ<'b>(&'b mut Tiles, &'b [bf16]);
+        impl Visitor for PackQ<'_> {
+            type Output = ();
+            fn visit<I: Isa>(self, isa: I) {
+                let mut rows: [&[bf16]; ROWS] = [&[]; _];
+                for (row, q) in rows.iter_mut().zip(self.1.chunks(D_QK)) {
+                    *row = q;
+                }
+                isa.pack_q::<D_QK>(&rows, false, &mut self.0.l1.q[0]);
+            }
+        }
+        self.options.backend.with(PackQ(self.tiles, self.q));
+        Work::Elements((ROWS * D_QK) as u64)
+    }
+
+    /// Packs the block's V.
+    pub fn pack_v(&mut self) -> Work {
+        struct PackV<'b>(&'b mut Tiles, Rows<'b>);
+        impl Visitor for PackV<'_> {
+            type Output = ();
+            fn visit<I: Isa>(self, isa: I) {
+                isa.pack_v::<D_V>(&self.1, &mut self.0.l1.v);
+            }
+        }
+        let values = Rows::gather(KEYS, |k| &self.kv[k * D_QK..][..D_V]);
+        self.options.backend.with(PackV(self.tiles, values));
+        Work::Elements((KEYS * D_V) as u64)
+    }
+
+    /// C1: the scores of the block for the panel.
+    pub fn qk(&mut self) -> Work {
+        struct Qk<'b>(&'b mut Tiles, Rows<'b>);
+        impl Visitor for Qk<'_> {
+            type Output = ();
+            fn visit<I: Isa>(self, isa: I) {
+                let Tiles { l1, l0b, l0c, .. } = self.0;
+                isa.qk::<D_QK>(&l1.q[0], ROWS, &self.1, l0b, &mut l0c[QK_TILE]);
+            }
+        }
+        let keys = Rows::gather(KEYS, |k| &self.kv[k * D_QK..][..D_QK]);
+        self.options.backend.with(Qk(self.tiles, keys));
+        Work::Flop((2 * KEYS * ROWS * D_QK) as u64)
+    }
+
+    /// V1: probabilities of the spread scores, and what follows from them.
+    pub fn softmax(&mut self, reference: Reference) -> Work {
+        struct V1<'b>(&'b mut Tiles, Softmax<'b>);
+        impl Visitor for V1<'_> {
+            type Output = ();
+            fn visit<I: Isa>(self, isa: I) {
+                let Tiles { l0a, l0c, ub, .. } = self.0;
+                isa.softmax(&self.1, &l0c[SOFTMAX_TILE], l0a, &mut ub[0]);
+            }
+        }
+        // The state before the call; 256 bytes each, against 48 KiB of scores.
+        let state = &mut self.tiles.ub[0];
+        match reference {
+            Reference::First => *state = RowState::START,
+            Reference::Stays | Reference::Moves => {
+                // A block's sum is at most that of P = 1 for every key.
+                state.sum = [HISTORY * 192.0; ROWS];
+                state.rounded_sum = state.sum;
+            }
+        }
+        if reference == Reference::Moves {
+            state.reference.iter_mut().for_each(|e| *e -= 1.0);
+        }
+        let call = Softmax {
+            rows: ROWS,
+            keys: KEYS,
+            scale: 1.0,
+            visible: None,
+            rescale: self.options.rescale,
+            precision: self.options.precision,
+            first_key: 0,
+        };
+        self.options.backend.with(V1(self.tiles, call));
+        Work::Elements((KEYS * ROWS) as u64)
+    }
+
+    /// C2: rescales O on its way into registers, and adds P V.
+    pub fn pv(&mut self, before: Before) -> Work {
+        struct C2<'b>(&'b mut Tiles, Pv<'b>, &'b mut [OStrip]);
+        impl Visitor for C2<'_> {
+            type Output = ();
+            fn visit<I: Isa>(self, isa: I) {
+                let Tiles { l1, l0a, l0b, .. } = self.0;
+                isa.pv::<D_V>(&self.1, l0a, &l1.v, l0b, self.2);
+            }
+        }
+        let increment = match before {
+            Before::Overwrite => None,
+            Before::Nothing => Some([0; ROWS]),
+            Before::Rescale => Some([Increment::pow2(-1).bits(); ROWS]),
+        };
+        let call = Pv {
+            rows: ROWS,
+            keys: KEYS,
+            precision: self.options.precision,
+            increment: increment.as_ref(),
+        };
+        self.options.backend.with(C2(self.tiles, call, self.o));
+        Work::Flop((2 * KEYS * ROWS * D_V) as u64)
+    }
+
+    /// Lines 14 and 15 alone: O times `2^n` by integer addition, as a pass of its
+    /// own over the panel's O.
+    pub fn rescale(&mut self, n: i32) -> Work {
+        let o = self.o.as_flattened_mut().as_flattened_mut();
+        self.options.backend.rescale(o, Increment::pow2(n));
+        Work::Elements((ROWS * D_V) as u64)
+    }
+
+    /// The same by FP32 multiplication, which the compiler vectorises for the
+    /// build's target features, not for the backend's.
+    pub fn multiply(&mut self, n: i32) -> Work {
+        multiply(self.o.as_flattened_mut().as_flattened_mut(), n);
+        Work::Elements((ROWS * D_V) as u64)
+    }
+
+    /// Strips of O.
+    #[must_use]
+    pub fn o(&self) -> &[[[f32; STRIP]; ROWS]] {
+        self.o
+    }
+}
+
+/// `x * 2^n` for every element by FP32 multiplication; `|n| <= 126`.
+pub fn multiply(xs: &mut [f32], n: i32) {
+    let factor = mul_pow2_f32(1.0, n);
+    for x in xs {
+        *x *= factor;
+    }
+}
+
+/// `x * 2^n` for every element by the addition as the paper prints it: right for
+/// normal operands and results only.
+pub fn add_as_printed(xs: &mut [f32], n: i32) {
+    for x in xs {
+        *x = as_printed_f32(*x, n << 23);
+    }
+}
