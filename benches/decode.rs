@@ -3,6 +3,8 @@
 //!
 //!     cargo bench --bench decode
 
+#![allow(missing_docs, reason = "what criterion_group makes")]
+
 mod common;
 
 use std::time::Duration;

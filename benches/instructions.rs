@@ -5,6 +5,12 @@
 //! Valgrind has no AVX-512, and detection says so; never build this with
 //! `target-cpu=native`.
 
+#![allow(
+    missing_docs,
+    unused_qualifications,
+    reason = "what the macros make of the functions"
+)]
+
 mod common;
 
 use std::hint::black_box;

@@ -8,7 +8,10 @@
 //! * `fused`: one generic FP32 C2 that differs in nothing but what it does to O on
 //!   the way into registers. This is the fair comparison: same loop, same loads
 //!   and stores.
-//! * `C2/<backend>`: the kernel itself; fused, and with a pass of its own before.
+//! * `C2, <backend>`: the kernel itself; fused, and with a pass of its own before.
+//!
+//! Without arguments, each group is also measured in turn, variant by variant in
+//! every round, which is what to read on a machine that does other things too.
 //!
 //! The passes and the generic C2 are compiled for the build's target features, so
 //! there are two ways to run this:
@@ -16,11 +19,13 @@
 //!     cargo bench --features stages --bench rescale
 //!     RUSTFLAGS="-C target-cpu=native" cargo bench --features stages --bench rescale
 
+#![allow(missing_docs, reason = "what criterion_group makes")]
+
 mod common;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use amla::bits::{Increment, add_increment_f32, mul_pow2_f32};
+use amla::bits::{self, Increment, add_increment_f32, mul_pow2_f32};
 use amla::stages::{self, Before, Stages, Work};
 use amla::{Options, Workspace};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
@@ -31,50 +36,144 @@ const D_V: usize = 512;
 /// Rows of O in the paper.
 const ROWS: usize = 128;
 
-/// `xs` in rows, each rescaled by its own power of two, or skipped.
-fn by_rows(xs: &mut [f32], powers: &[i32], skip: bool, run: impl Fn(&mut [f32], i32)) {
-    for (row, &n) in xs.chunks_mut(D_V).zip(powers) {
-        if !skip || n != 0 {
+/// The same state, one way to treat it.
+type Variant<'a, T> = (String, Box<dyn Fn(&mut T) + 'a>);
+
+/// Every variant under criterion, and all of them in turn: `paired`.
+fn compare<T>(
+    criterion: &mut Criterion,
+    name: &str,
+    throughput: Throughput,
+    state: &mut T,
+    variants: &[Variant<'_, T>],
+) {
+    let mut group = criterion.benchmark_group(name);
+    group.throughput(throughput);
+    for (variant, run) in variants {
+        group.bench_function(variant, |b| b.iter(|| run(state)));
+    }
+    group.finish();
+    // Under `cargo test` and the like, criterion measures nothing either.
+    if std::env::args().any(|arg| arg == "--bench") && std::env::args().len() == 2 {
+        paired(name, state, variants);
+    }
+}
+
+/// Runs the variants round robin and compares each with the first one of its own
+/// round. What else the machine does then meets all of them alike; criterion runs
+/// them one after the other, seconds apart.
+fn paired<T>(name: &str, state: &mut T, variants: &[Variant<'_, T>]) {
+    const ROUNDS: usize = 201;
+    const SAMPLE: Duration = Duration::from_micros(300);
+    let time = |state: &mut T, run: &dyn Fn(&mut T), calls: u32| {
+        let start = Instant::now();
+        (0..calls).for_each(|_| run(state));
+        start.elapsed()
+    };
+    let calls: Vec<u32> = variants
+        .iter()
+        .map(|(_, run)| {
+            let once = time(state, run, 100) / 100;
+            (SAMPLE.as_nanos() / once.as_nanos().max(1)).clamp(1, 10_000) as u32
+        })
+        .collect();
+    let mut times = vec![Vec::new(); variants.len()];
+    for _ in 0..ROUNDS {
+        for (((_, run), &calls), times) in variants.iter().zip(&calls).zip(&mut times) {
+            times.push(time(state, run, calls).as_secs_f64() * 1e6 / f64::from(calls));
+        }
+    }
+    println!(
+        "\n{name}, in turn ({}): least and median time,",
+        common::BUILD
+    );
+    println!("and the median of the ratio to the first within a round (its quartiles)");
+    for ((variant, _), own) in variants.iter().zip(&times) {
+        let ratios = own.iter().zip(&times[0]).map(|(own, first)| own / first);
+        let [least, _, median, _] = quartiles(own.iter().copied());
+        let [_, low, ratio, high] = quartiles(ratios);
+        println!(
+            "  {variant:44} {least:9.2} us {median:9.2} us   x {ratio:.3} ({low:.3}-{high:.3})"
+        );
+    }
+    println!();
+}
+
+/// The least number, and the three quartiles.
+fn quartiles(numbers: impl Iterator<Item = f64>) -> [f64; 4] {
+    let mut sorted: Vec<f64> = numbers.collect();
+    sorted.sort_by(f64::total_cmp);
+    let last = sorted.len() - 1;
+    [0, 1, 2, 3].map(|quarter| sorted[last * quarter / 4])
+}
+
+// -------------------------------------------------------------------------------------------------
+// A pass of its own
+// -------------------------------------------------------------------------------------------------
+
+/// O, and the power of two that its rows are to be scaled by.
+struct Rows {
+    o: Vec<f32>,
+    powers: [i32; ROWS],
+}
+
+impl Rows {
+    /// Up and down in turn, so that O stays what it is.
+    fn all(&mut self, run: impl Fn(&mut [f32], i32)) {
+        self.powers = self.powers.map(|n| if n == 1 { -1 } else { 1 });
+        for (row, &n) in self.o.chunks_mut(D_V).zip(&self.powers) {
             run(row, n);
+        }
+    }
+
+    /// No row has changed.
+    fn none(&mut self, skip: bool, run: impl Fn(&mut [f32], i32)) {
+        self.powers = std::hint::black_box([0; ROWS]);
+        for (row, &n) in self.o.chunks_mut(D_V).zip(&self.powers) {
+            if !skip || n != 0 {
+                run(row, n);
+            }
         }
     }
 }
 
 fn in_place(criterion: &mut Criterion) {
-    println!(
-        "passes outside of backends are compiled for {}",
-        common::BUILD
-    );
-    let mut group = criterion.benchmark_group("in place");
-    group.throughput(Throughput::Bytes((ROWS * D_V * 4) as u64));
-    let mut o = common::numbers(1, ROWS * D_V);
-    let up_and_down = |n: &mut i32| {
-        *n = -*n;
-        [*n; ROWS]
+    let mut rows = Rows {
+        o: common::numbers(1, ROWS * D_V),
+        powers: [1; ROWS],
     };
+    let mut variants: Vec<Variant<'_, Rows>> = vec![
+        (
+            "multiply".into(),
+            Box::new(|rows| rows.all(stages::multiply)),
+        ),
+        (
+            "integer add, as printed".into(),
+            Box::new(|rows| rows.all(stages::add_as_printed)),
+        ),
+        (
+            "integer add, total, compiled like these".into(),
+            Box::new(|rows| rows.all(bits::mul_pow2_f32_slice)),
+        ),
+    ];
     for backend in common::backends() {
         let name = backend.id().name();
-        let add = |row: &mut [f32], n| backend.rescale(row, Increment::pow2(n));
-        let mut n = 1;
-        group.bench_function(format!("integer add, total, {name}"), |b| {
-            b.iter(|| by_rows(&mut o, &up_and_down(&mut n), false, add));
-        });
-        group.bench_function(format!("nothing changed, no skip, {name}"), |b| {
-            b.iter(|| by_rows(&mut o, std::hint::black_box(&[0; ROWS]), false, add));
-        });
-        group.bench_function(format!("nothing changed, skip, {name}"), |b| {
-            b.iter(|| by_rows(&mut o, std::hint::black_box(&[0; ROWS]), true, add));
-        });
+        let add = move |row: &mut [f32], n| backend.rescale(row, Increment::pow2(n));
+        variants.push((
+            format!("integer add, total, {name}"),
+            Box::new(move |rows| rows.all(add)),
+        ));
+        variants.push((
+            format!("nothing changed, no skip, {name}"),
+            Box::new(move |rows| rows.none(false, add)),
+        ));
+        variants.push((
+            format!("nothing changed, skip, {name}"),
+            Box::new(move |rows| rows.none(true, add)),
+        ));
     }
-    let mut n = 1;
-    group.bench_function("integer add, as printed", |b| {
-        b.iter(|| by_rows(&mut o, &up_and_down(&mut n), false, stages::add_as_printed));
-    });
-    let mut n = 1;
-    group.bench_function("multiply", |b| {
-        b.iter(|| by_rows(&mut o, &up_and_down(&mut n), false, stages::multiply));
-    });
-    group.finish();
+    let bytes = Throughput::Bytes((ROWS * D_V * 4) as u64);
+    compare(criterion, "in place", bytes, &mut rows, &variants);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -130,10 +229,6 @@ fn c2(
 }
 
 fn fused(criterion: &mut Criterion) {
-    println!("the generic C2 is compiled for {}", common::BUILD);
-    let mut group = criterion.benchmark_group("fused");
-    let flop = 2 * KEYS * WIDTH * D_V;
-    group.throughput(Throughput::Elements(flop as u64));
     let mut o = vec![[[0.0; WIDTH]; WIDTH]; STRIPS];
     let tile = |seed| {
         let numbers = common::numbers(seed, KEYS * WIDTH);
@@ -141,52 +236,70 @@ fn fused(criterion: &mut Criterion) {
         tile.as_flattened_mut().copy_from_slice(&numbers);
         tile
     };
-    let (p, v) = (tile(1), tile(2));
-    // Always halved, so that O converges.
+    let (p, v) = (&tile(1), &tile(2));
+    // Halved each time, so that O converges.
     for (what, n) in [("every row", -1), ("nothing changed", 0)] {
         let powers = std::hint::black_box([n; WIDTH]);
         let increments = powers.map(Increment::pow2);
         let factors = powers.map(|n| mul_pow2_f32(1.0, n));
-        let total = |row: usize, x: Vectors| {
+        let total = move |row: usize, x: Vectors| {
             let increment = increments[row];
             x.map(|x| f32x8::new(x.to_array().map(|x| add_increment_f32(x, increment))))
         };
-        let printed = |row: usize, x: Vectors| {
+        let printed = move |row: usize, x: Vectors| {
             let increment = i32x8::splat(increments[row].bits());
             x.map(|x| bytemuck::cast(bytemuck::cast::<_, i32x8>(x) + increment))
         };
-        let multiply = |row: usize, x: Vectors| {
+        let multiply = move |row: usize, x: Vectors| {
             let factor = f32x8::splat(factors[row]);
             x.map(|x| x * factor)
         };
-        macro_rules! bench {
-            ($name:literal, $rescale:expr) => {
-                group.bench_function(format!("{what}/{}", $name), |b| {
-                    b.iter(|| c2(&mut o, &p, &v, $rescale));
-                });
-            };
-        }
-        // What there is to pay for: a load, and no rescaling at all.
-        bench!("no rescaling", |_, x| x);
-        bench!("integer add, total", total);
-        bench!("integer add, as printed", printed);
-        bench!("multiply", multiply);
-        bench!("integer add, total, or skip", |row, x| {
+        let total_or_skip = move |row: usize, x: Vectors| {
             if increments[row].is_none() {
                 x
             } else {
                 total(row, x)
             }
-        });
-        bench!("multiply, or skip", |row, x| {
+        };
+        let multiply_or_skip = move |row: usize, x: Vectors| {
             if factors[row] == 1.0 {
                 x
             } else {
                 multiply(row, x)
             }
-        });
+        };
+        let variants: Vec<Variant<'_, Vec<Panel>>> = vec![
+            ("multiply".into(), Box::new(move |o| c2(o, p, v, multiply))),
+            (
+                "multiply, or skip".into(),
+                Box::new(move |o| c2(o, p, v, multiply_or_skip)),
+            ),
+            (
+                "integer add, as printed".into(),
+                Box::new(move |o| c2(o, p, v, printed)),
+            ),
+            (
+                "integer add, total".into(),
+                Box::new(move |o| c2(o, p, v, total)),
+            ),
+            (
+                "integer add, total, or skip".into(),
+                Box::new(move |o| c2(o, p, v, total_or_skip)),
+            ),
+            (
+                "O loaded as it is".into(),
+                Box::new(move |o| c2(o, p, v, |_, x| x)),
+            ),
+        ];
+        let flop = Throughput::Elements((2 * KEYS * WIDTH * D_V) as u64);
+        compare(
+            criterion,
+            &format!("fused, {what}"),
+            flop,
+            &mut o,
+            &variants,
+        );
     }
-    group.finish();
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -194,7 +307,6 @@ fn fused(criterion: &mut Criterion) {
 // -------------------------------------------------------------------------------------------------
 
 fn kernel(criterion: &mut Criterion) {
-    let mut workspace = bytemuck::zeroed_box::<Workspace>();
     let q = common::inputs(1, stages::ROWS * stages::D_QK);
     let kv = common::inputs(2, stages::KEYS * stages::D_QK);
     for backend in common::backends() {
@@ -202,31 +314,53 @@ fn kernel(criterion: &mut Criterion) {
             backend,
             ..Options::default()
         };
+        let mut workspace = bytemuck::zeroed_box::<Workspace>();
         let mut s = Stages::new(options, &mut workspace, &q, &kv);
-        let mut group = criterion.benchmark_group(format!("C2/{}", backend.id().name()));
         let Work::Flop(flop) = s.pv(Before::Overwrite) else {
             unreachable!("C2 is a matrix product");
         };
-        group.throughput(Throughput::Elements(flop));
-        for (name, run) in [
+        let variants: Vec<Variant<'_, Stages<'_>>> = vec![
             (
-                "first block: no O to load",
-                (|s| s.pv(Before::Overwrite)) as fn(&mut Stages<'_>) -> Work,
+                "nothing changed, skipped".into(),
+                Box::new(|s| {
+                    s.pv(Before::Nothing);
+                }),
             ),
-            ("nothing changed, skipped", |s| s.pv(Before::Nothing)),
-            ("every row, integer add fused", |s| s.pv(Before::Rescale)),
-            ("every row, integer add as a pass", |s| {
-                s.rescale(-1);
-                s.pv(Before::Nothing)
-            }),
-            ("every row, multiply as a pass", |s| {
-                s.multiply(-1);
-                s.pv(Before::Nothing)
-            }),
-        ] {
-            group.bench_function(name, |b| b.iter(|| run(&mut s)));
-        }
-        group.finish();
+            (
+                "every row, integer add fused".into(),
+                Box::new(|s| {
+                    s.pv(Before::Rescale);
+                }),
+            ),
+            (
+                "every row, integer add as a pass".into(),
+                Box::new(|s| {
+                    s.rescale(-1);
+                    s.pv(Before::Nothing);
+                }),
+            ),
+            (
+                "every row, multiply as a pass".into(),
+                Box::new(|s| {
+                    s.multiply(-1);
+                    s.pv(Before::Nothing);
+                }),
+            ),
+            (
+                "first block: no O to load".into(),
+                Box::new(|s| {
+                    s.pv(Before::Overwrite);
+                }),
+            ),
+        ];
+        let name = format!("C2, {}", backend.id().name());
+        compare(
+            criterion,
+            &name,
+            Throughput::Elements(flop),
+            &mut s,
+            &variants,
+        );
     }
 }
 
@@ -235,7 +369,7 @@ criterion_group! {
     config = Criterion::default()
         .sample_size(20)
         .warm_up_time(Duration::from_millis(300))
-        .measurement_time(Duration::from_millis(1000));
+        .measurement_time(Duration::from_millis(700));
     targets = in_place, fused, kernel
 }
 criterion_main!(benches);

@@ -3,6 +3,8 @@
 //!
 //!     cargo bench --features stages --bench stages
 
+#![allow(missing_docs, reason = "what criterion_group makes")]
+
 mod common;
 
 use std::time::Duration;

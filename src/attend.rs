@@ -143,20 +143,6 @@ impl<'a> Group<'a> {
         start..self.keys.end.min(start + BLOCK_KEYS)
     }
 
-    fn key_rows(&self, block: usize) -> Rows<'a> {
-        let keys = self.block(block);
-        Rows::gather(keys.len(), |k| {
-            self.problem.key(self.request, keys.start + k)
-        })
-    }
-
-    fn value_rows(&self, block: usize) -> Rows<'a> {
-        let keys = self.block(block);
-        Rows::gather(keys.len(), |k| {
-            self.problem.value(self.request, keys.start + k)
-        })
-    }
-
     /// How many of the block's keys each row of the panel sees; `None` if all
     /// rows see all of them.
     fn visible(&self, panel: usize, block: usize) -> Option<[i32; PANEL_ROWS]> {
@@ -246,16 +232,25 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
         partial.o.fill([[0.0; STRIP]; PANEL_ROWS]);
     }
 
+    let (mut keys, mut values) = (Rows::NONE, Rows::NONE);
     let (mut finite, mut all_finite) = (true, true);
     for step in preload(blocks * panels) {
         match step.stage {
-            Stage::C1(i) => isa.qk::<D_QK>(
-                &tiles.l1.q[i % panels],
-                group.panel_rows(i % panels),
-                &group.key_rows(i / panels),
-                &mut tiles.l0b,
-                &mut tiles.l0c[i % SCORE_TILES],
-            ),
+            Stage::C1(i) => {
+                let (block, panel) = (i / panels, i % panels);
+                if panel == 0 {
+                    let range = group.block(block);
+                    let row = |k| problem.key(group.request, range.start + k);
+                    keys.gather(range.len(), row);
+                }
+                isa.qk::<D_QK>(
+                    &tiles.l1.q[panel],
+                    group.panel_rows(panel),
+                    &keys,
+                    &mut tiles.l0b,
+                    &mut tiles.l0c[i % SCORE_TILES],
+                );
+            }
             Stage::V1(i) => {
                 let (block, panel) = (i / panels, i % panels);
                 let keys = group.block(block);
@@ -275,13 +270,16 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
             Stage::C2(i) => {
                 let (block, panel) = (i / panels, i % panels);
                 if panel == 0 {
-                    finite = !isa.pack_v::<D_V>(&group.value_rows(block), &mut tiles.l1.v);
+                    let range = group.block(block);
+                    let row = |k| problem.value(group.request, range.start + k);
+                    values.gather(range.len(), row);
+                    finite = !isa.pack_v::<D_V>(&values, &mut tiles.l1.v);
                     all_finite &= finite;
                 }
                 let increment = &tiles.ub[panel].increment;
                 let call = Pv {
                     rows: group.panel_rows(panel),
-                    keys: group.block(block).len(),
+                    keys: values.as_slice().len(),
                     precision: options.precision,
                     increment: (block > 0).then_some(increment),
                 };
@@ -290,7 +288,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     isa.pv::<D_V>(&call, &tiles.l0a, &tiles.l1.v, &mut tiles.l0b, o);
                 } else {
                     let visible = group.visible(panel, block);
-                    pv_non_finite(&call, &tiles.l0a, &group.value_rows(block), visible, o);
+                    pv_non_finite(&call, &tiles.l0a, &values, visible, o);
                 }
             }
             Stage::Last => {

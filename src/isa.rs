@@ -34,20 +34,24 @@ use crate::problem::{Precision, Rescale};
 use crate::tile::{BLOCK_KEYS, L0a, L0b, OStrip, PANEL_ROWS, QPanel, RowState, STile, VBuffer};
 
 /// The rows of one block, wherever they lie in the cache.
-#[derive(Clone, Copy)]
 pub struct Rows<'a> {
     rows: [&'a [bf16]; BLOCK_KEYS],
     len: usize,
 }
 
 impl<'a> Rows<'a> {
-    /// The `len` rows that `row` returns for `0..len`; at most one block.
-    pub fn gather(len: usize, row: impl Fn(usize) -> &'a [bf16]) -> Self {
-        let mut rows: [&[bf16]; BLOCK_KEYS] = [&[]; BLOCK_KEYS];
-        for (i, slot) in rows[..len].iter_mut().enumerate() {
+    /// No rows.
+    pub const NONE: Self = Self {
+        rows: [&[]; BLOCK_KEYS],
+        len: 0,
+    };
+
+    /// Takes the `len` rows that `row` returns for `0..len`; at most one block.
+    pub fn gather(&mut self, len: usize, row: impl Fn(usize) -> &'a [bf16]) {
+        self.len = len;
+        for (i, slot) in self.rows[..len].iter_mut().enumerate() {
             *slot = row(i);
         }
-        Self { rows, len }
     }
 
     /// The rows.

@@ -208,7 +208,7 @@ pub fn base(
 ///
 /// 1. Line 9 is inverted. The appendix (equation `eqn:modifiediteration`) has c = r/r' = S16/S32, so the printed
 ///    compensation adds the error of the rounded scale a second time instead of removing it. Relative Frobenius error
-///    after BF16 output, N(0,1), 8192 keys in blocks of 192, 640 rows: 3.04e-3; Base 1.78e-3, the appendix's way 1.81e-3.
+///    after BF16 output, N(0,1), 8192 keys in blocks of 192, 640 rows: 3.06e-3; Base 1.78e-3, the appendix's way 1.81e-3.
 /// 2. The integer addition of lines 14 and 15 is not total ([`as_printed_f32`]): an exact zero, such as a padded column of V
 ///    leaves in O, becomes NaN, an infinity or a huge number when n falls, and infinities become finite.
 /// 3. The 1e-6 of line 11 adds eight units in the last place with every block, needed or not.
@@ -311,8 +311,7 @@ pub fn amla_as_printed(
 ///   ([`Increment::compensated`]).
 /// * Lines 13 to 16: the addition is total ([`crate::bits`]), and is skipped where n and c are what they were.
 ///
-/// The row sum is that of the unrounded P. Blocks have `block_n` keys, and outputs and shared behaviour are as in the
-/// [module](self)'s documentation.
+/// The row sum is that of the unrounded P. Outputs and shared behaviour are as in the [module](self)'s documentation.
 ///
 /// # Errors
 ///

@@ -146,30 +146,32 @@ impl<'a> Stages<'a> {
 
     /// Packs the block's V.
     pub fn pack_v(&mut self) -> Work {
-        struct PackV<'b>(&'b mut Tiles, Rows<'b>);
+        struct PackV<'b>(&'b mut Tiles, &'b Rows<'b>);
         impl Visitor for PackV<'_> {
             type Output = ();
             fn visit<I: Isa>(self, isa: I) {
-                isa.pack_v::<D_V>(&self.1, &mut self.0.l1.v);
+                isa.pack_v::<D_V>(self.1, &mut self.0.l1.v);
             }
         }
-        let values = Rows::gather(KEYS, |k| &self.kv[k * D_QK..][..D_V]);
-        self.options.backend.with(PackV(self.tiles, values));
+        let mut values = Rows::NONE;
+        values.gather(KEYS, |k| &self.kv[k * D_QK..][..D_V]);
+        self.options.backend.with(PackV(self.tiles, &values));
         Work::Elements((KEYS * D_V) as u64)
     }
 
     /// C1: the scores of the block for the panel.
     pub fn qk(&mut self) -> Work {
-        struct Qk<'b>(&'b mut Tiles, Rows<'b>);
+        struct Qk<'b>(&'b mut Tiles, &'b Rows<'b>);
         impl Visitor for Qk<'_> {
             type Output = ();
             fn visit<I: Isa>(self, isa: I) {
                 let Tiles { l1, l0b, l0c, .. } = self.0;
-                isa.qk::<D_QK>(&l1.q[0], ROWS, &self.1, l0b, &mut l0c[QK_TILE]);
+                isa.qk::<D_QK>(&l1.q[0], ROWS, self.1, l0b, &mut l0c[QK_TILE]);
             }
         }
-        let keys = Rows::gather(KEYS, |k| &self.kv[k * D_QK..][..D_QK]);
-        self.options.backend.with(Qk(self.tiles, keys));
+        let mut keys = Rows::NONE;
+        keys.gather(KEYS, |k| &self.kv[k * D_QK..][..D_QK]);
+        self.options.backend.with(Qk(self.tiles, &keys));
         Work::Flop((2 * KEYS * ROWS * D_QK) as u64)
     }
 

@@ -143,15 +143,16 @@ impl Cell {
 }
 
 /// The first lines of the table of few heads.
-pub fn few_header(caches: &Caches) -> String {
+pub fn few_header(caches: &Caches, read_gbs: f64) -> String {
     format!(
         "
-Few heads at context 4096. Each run reads another of {} caches, {:.2} GiB together, twice the last-level
-cache: keys come from memory.
+Few heads at context 4096. Calls take turns over the KV caches of {} batches, {:.2} GiB together and at
+least twice the last-level cache: keys come from memory. bound = min(peak, reads of {:.1} GB/s x FLOP/byte)
 
 h_q    s_q    time, ms   GFLOP/s     peak      FU    quartiles FLOP/byte     bound  of bound",
         caches.batches(),
         gib(size_of_val(caches.elements())),
+        read_gbs,
     )
 }
 

@@ -68,12 +68,11 @@ impl Caches {
         Self::repeated(inputs, s_k, b, 1)
     }
 
-    /// Those of so many batches, two at least, that they exceed the last-level cache
-    /// twofold: each has left it before its turn comes again.
+    /// Those of so many batches that they exceed the last-level cache twofold, and
+    /// are half a GiB at least: each has left it before its turn comes again.
     pub fn beyond_the_processor(inputs: &Inputs, s_k: usize, b: usize) -> Self {
-        let beyond = 2 * machine::last_level_cache();
-        let batches = beyond.div_ceil(cache_bytes(s_k, b)).max(2);
-        Self::repeated(inputs, s_k, b, batches)
+        let beyond = (2 * machine::last_level_cache()).max(512 << 20);
+        Self::repeated(inputs, s_k, b, beyond.div_ceil(cache_bytes(s_k, b)))
     }
 
     fn repeated(inputs: &Inputs, s_k: usize, b: usize, batches: usize) -> Self {

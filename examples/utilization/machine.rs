@@ -32,13 +32,13 @@ pub fn last_level_cache() -> usize {
 
 /// # Errors
 /// The largest of the shapes needs more memory than there is.
-pub fn has_room_for(shapes: &[Shape]) -> Result<(), String> {
+pub fn has_room_for<'a>(shapes: impl IntoIterator<Item = &'a Shape>) -> Result<(), String> {
     let bytes = |shape: &Shape| {
         let rows = shape.b * shape.s_q * shape.h_q;
         // Q and O, and up to 16 partial results of each row.
         cache_bytes(shape.s_k, shape.b) + rows * (16 * 2200 + 4096)
     };
-    let needed = shapes.iter().map(bytes).max().unwrap_or_default();
+    let needed = shapes.into_iter().map(bytes).max().unwrap_or_default();
     let available = field("/proc/meminfo", "MemAvailable")
         .and_then(|text| text.strip_suffix(" kB")?.parse::<usize>().ok())
         .map_or(usize::MAX, |kibibytes| kibibytes << 10);

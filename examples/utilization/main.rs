@@ -60,7 +60,8 @@ fn run(cli: &Cli) -> Result<(), String> {
         .flat_map(|s_q| contexts.iter().map(move |&s_k| (s_q, s_k)))
         .map(|(s_q, s_k)| shape(cli.batch, s_q, s_k, cli.heads))
         .collect();
-    machine::has_room_for(&table)?;
+    let longest_point = shape(cli.batch, 2, CONTEXT, 128);
+    machine::has_room_for(table.iter().chain([&longest_point]))?;
     let mut output = Output::new(cli)?;
     let threads = cli.threads.unwrap_or_else(machine::processors);
     let engine = Engine::new(options, threads).map_err(|e| e.to_string())?;
@@ -91,7 +92,7 @@ fn run(cli: &Cli) -> Result<(), String> {
 
     let mut few = Vec::new();
     if cli.few {
-        output.line(&cell::few_header(&far))?;
+        output.line(&cell::few_header(&far, bench.bandwidth.all_threads))?;
         for heads in FEW {
             let cell = bench.cell(shape(cli.batch, 1, CONTEXT, heads), "few", &far)?;
             output.cell(&cell, Cell::few_row)?;

@@ -2,10 +2,9 @@
 
 use std::fmt::Display;
 
-use amla::Shape;
-use plotters::coord::Shift;
-use plotters::coord::ranged1d::SegmentValue;
+use plotters::coord::{CoordTranslate, Shift};
 use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::cell::Cell;
 use crate::paper;
@@ -19,12 +18,15 @@ const GREY: RGBColor = RGBColor(110, 110, 110);
 // Okabe and Ito's colours, which the colour-blind can tell apart.
 const BLUE: RGBColor = RGBColor(0, 114, 178);
 const VERMILION: RGBColor = RGBColor(213, 94, 0);
-const ORANGE: RGBColor = RGBColor(230, 159, 0);
+const LIGHT: RGBColor = RGBColor(170, 170, 170);
 
 /// A drawing area of the SVG.
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 /// A drawing error, as text.
 type Drawn<T> = Result<T, String>;
+
+/// A series of bars: its name, its colour, and its FU beside a cell.
+type Bars = (&'static str, RGBColor, fn(&Cell) -> Option<f64>);
 
 /// What there is to see.
 pub struct Figure<'a> {
@@ -54,7 +56,7 @@ pub fn draw(figure: &Figure) -> Drawn<String> {
         let (_, panels) = root.split_vertically(HEADER);
         let (above, below) = panels.split_vertically(ROOFLINE);
         draw_roofline(figure, &above)?;
-        draw_bars(figure.cells, &root, &below)?;
+        draw_bars(figure.cells, &below)?;
         root.present().map_err(text)?;
     }
     Ok(svg)
@@ -73,8 +75,10 @@ fn draw_roofline(figure: &Figure, area: &Area) -> Drawn<()> {
     let peak = roofline::peak(measured().chain(figure.few));
     let (left, right) = (0.5, 1024.0);
     let reached = measured().chain(figure.few).map(|c| c.measured.gflops);
-    let low = reached.fold(one_thread.min(all_threads) * left, f64::min) * 0.7;
-    let high = peak * 2.5;
+    let low = reached.fold(one_thread.min(all_threads) * left, f64::min);
+    // Whole decades, and room for names above the roof.
+    let low = 10_f64.powf(low.log10().floor());
+    let high = 10_f64.powf((peak * 2.0).log10().ceil());
 
     let mut chart = ChartBuilder::on(area)
         .caption(
@@ -102,84 +106,170 @@ fn draw_roofline(figure: &Figure, area: &Area) -> Drawn<()> {
         .draw()
         .map_err(text)?;
 
-    let roof = |gbs: f64| {
-        let ridge = peak / gbs;
-        [left, ridge.clamp(left, right), right].map(|x| (x, (gbs * x).min(peak)))
+    let roof = |gbs: f64, style: ShapeStyle| {
+        let points = [left, (peak / gbs).clamp(left, right), right];
+        let points = points.map(|x| (x, (gbs * x).min(peak)));
+        std::iter::once(PathElement::new(points, style))
     };
-    chart
-        .draw_series(LineSeries::new(roof(all_threads), BLACK.stroke_width(2)))
-        .map_err(text)?
-        .label(format!(
-            "min(peak, bandwidth x FLOP/byte), threads: {}",
-            figure.threads
-        ))
-        .legend(|(x, y)| PathElement::new([(x, y), (x + 22, y)], BLACK.stroke_width(2)));
-    if figure.threads > 1 {
-        let line = DashedLineSeries::new(
-            [left, peak / one_thread].map(|x| (x, one_thread * x)),
-            6,
-            5,
-            GREY.stroke_width(1),
-        );
-        chart
-            .draw_series(line)
-            .map_err(text)?
-            .label(format!("bandwidth of one thread, {one_thread:.1} GB/s"))
-            .legend(|(x, y)| PathElement::new([(x, y), (x + 22, y)], GREY.stroke_width(1)));
-    }
+    let dash = |style| move |(x, y)| PathElement::new([(x, y), (x + 22, y)], style);
+    let dot = |size, style| move |(x, y)| Circle::new((x + 11, y), size, style);
 
-    // All variants stand on the roof, with their names above it.
-    let on_roof = |variant: &Variant| {
-        let x = variant.intensity();
-        (x, (all_threads * x).min(peak))
-    };
-    chart
-        .draw_series(
-            VARIANTS
-                .iter()
-                .map(|v| Circle::new(on_roof(v), 5, BLACK.stroke_width(2))),
-        )
-        .map_err(text)?
-        .label("what the roofline allows")
-        .legend(|(x, y)| Circle::new((x + 11, y), 5, BLACK.stroke_width(2)));
-    if !figure.few.is_empty() {
-        let point =
-            |cell: &Cell| Circle::new((cell.intensity(), cell.measured.gflops), 4, ORANGE.filled());
+    let (thin, thick) = (GREY.stroke_width(1), BLACK.stroke_width(2));
+    if figure.threads > 1 {
         chart
-            .draw_series(figure.few.iter().map(point))
+            .draw_series(roof(one_thread, thin))
             .map_err(text)?
-            .label("reached with 1 to 64 heads")
-            .legend(|(x, y)| Circle::new((x + 11, y), 4, ORANGE.filled()));
+            .label(format!(
+                "with the bandwidth of one thread, {one_thread:.1} GB/s"
+            ))
+            .legend(dash(thin));
     }
-    let point = |cell: &Cell| {
+    chart
+        .draw_series(roof(all_threads, thick))
+        .map_err(text)?
+        .label("min(peak, bandwidth x FLOP per byte)")
+        .legend(dash(thick));
+
+    let allowed = VARIANTS.map(|variant| {
+        let x = variant.intensity();
+        (variant, (x, (all_threads * x).min(peak)))
+    });
+    chart
+        .draw_series(allowed.iter().map(|&(_, at)| Circle::new(at, 5, thick)))
+        .map_err(text)?
+        .label("what that allows")
+        .legend(dot(5, thick));
+    let reached = |cell: &Cell, size, color: RGBColor| {
         Circle::new(
             (cell.intensity(), cell.measured.gflops),
-            6,
-            VERMILION.filled(),
+            size,
+            color.filled(),
         )
     };
-    chart
-        .draw_series(measured().map(point))
-        .map_err(text)?
-        .label("reached by MLA-64, MLA-128 and MLA-128 with s_q 2")
-        .legend(|(x, y)| Circle::new((x + 11, y), 6, VERMILION.filled()));
-
-    for (index, variant) in VARIANTS.iter().enumerate() {
-        let (x, y) = chart.backend_coord(&on_roof(variant));
-        let (left, top) = chart.plotting_area().get_base_pixel();
-        let _ = (left, top);
-        // Neighbours at different heights.
-        let lift = 26 + 20 * (index as i32 % 2);
-        let style = ("sans-serif", 16).into_font().color(&BLACK);
-        let name = format!("{} ({:.0})", variant.name, variant.intensity());
-        let half = name.len() as i32 * 4;
-        let (dx, dy) = area.get_base_pixel();
-        area.draw(&Text::new(name, (x - dx - half, y - dy - lift), style))
-            .map_err(text)?;
+    if !figure.few.is_empty() {
+        chart
+            .draw_series(figure.few.iter().map(|cell| reached(cell, 4, BLUE)))
+            .map_err(text)?
+            .label("reached with 1 to 64 heads")
+            .legend(dot(4, BLUE.filled()));
     }
     chart
+        .draw_series(measured().map(|cell| reached(cell, 6, VERMILION)))
+        .map_err(text)?
+        .label("reached by MLA-64, MLA-128, MLA-128 with s_q 2")
+        .legend(dot(6, VERMILION.filled()));
+
+    let names = allowed.iter().enumerate().map(|(index, &(variant, at))| {
+        let name = format!("{} ({:.0})", variant.name, at.0);
+        let text = if at.1 < peak {
+            Text::new(name, (-10, -4), font(HPos::Right, VPos::Bottom))
+        } else {
+            // Neighbours at different heights.
+            let lift = 12 + 20 * (index as i32 % 2);
+            Text::new(name, (0, -lift), font(HPos::Center, VPos::Bottom))
+        };
+        EmptyElement::at(at) + text
+    });
+    chart.draw_series(names).map_err(text)?;
+    draw_legend(&mut chart, SeriesLabelPosition::LowerRight)
+}
+
+/// FU of each cell, beside the paper's.
+fn draw_bars(cells: &[Cell], area: &Area) -> Drawn<()> {
+    let series: [Bars; 3] = [
+        ("this machine", VERMILION, |cell| {
+            Some(cell.measured.utilization)
+        }),
+        ("the paper's Ascend 910", BLUE, |cell| {
+            paper::figures(&cell.shape).map(|figures| figures.ascend.utilization)
+        }),
+        ("the paper's GPU", LIGHT, |cell| {
+            paper::figures(&cell.shape).map(|figures| figures.gpu.utilization)
+        }),
+    ];
+    let series = series
+        .into_iter()
+        .filter(|(_, _, value)| cells.iter().any(|cell| value(cell).is_some()));
+    let series: Vec<_> = series.collect();
+    // A cell is 1 wide, 0.8 of it bars; few cells don't fill the width. The legend stands in the room above 1.
+    let mut chart = ChartBuilder::on(area)
+        .caption(
+            "FU: fraction of the peak that is reached",
+            ("sans-serif", 18),
+        )
+        .margin_top(18)
+        .margin_left(12)
+        .margin_right(24)
+        .x_label_area_size(56)
+        .y_label_area_size(76)
+        .build_cartesian_2d(0.0..cells.len().max(6) as f64, 0.0..1.25)
+        .map_err(text)?;
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .x_labels(0)
+        .y_labels(6)
+        .y_label_formatter(&|fu| format!("{:.0} %", fu * 100.0))
+        .label_style(("sans-serif", 16))
+        .bold_line_style(RGBColor(190, 190, 190))
+        .light_line_style(WHITE)
+        .draw()
+        .map_err(text)?;
+    let width = 0.8 / series.len() as f64;
+    for (place, (label, color, value)) in series.into_iter().enumerate() {
+        let bars = cells.iter().enumerate().filter_map(|(index, cell)| {
+            let left = index as f64 + 0.1 + width * place as f64;
+            let corners = [(left, 0.0), (left + width, value(cell)?)];
+            Some(Rectangle::new(corners, color.filled()))
+        });
+        chart
+            .draw_series(bars)
+            .map_err(text)?
+            .label(label)
+            .legend(move |(x, y)| Rectangle::new([(x, y - 6), (x + 22, y + 6)], color.filled()));
+    }
+
+    let ours = cells.iter().enumerate().map(|(index, cell)| {
+        let fu = cell.measured.utilization;
+        let at = (index as f64 + 0.1 + width / 2.0, fu);
+        let figure = format!("{:.0}", fu * 100.0);
+        EmptyElement::at(at) + Text::new(figure, (0, -4), font(HPos::Center, VPos::Bottom))
+    });
+    chart.draw_series(ours).map_err(text)?;
+
+    let below = |x, line, what| {
+        EmptyElement::at((x, 0.0)) + Text::new(what, (0, line), font(HPos::Center, VPos::Top))
+    };
+    let contexts = cells
+        .iter()
+        .enumerate()
+        .map(|(index, cell)| below(index as f64 + 0.5, 8, cell.shape.s_k.to_string()));
+    chart.draw_series(contexts).map_err(text)?;
+    let mut left = 0;
+    let groups = cells
+        .chunk_by(|a, b| a.shape.s_q == b.shape.s_q)
+        .map(|group| {
+            let middle = left as f64 + group.len() as f64 / 2.0;
+            left += group.len();
+            below(middle, 30, format!("s_k, with s_q {}", group[0].shape.s_q))
+        });
+    chart.draw_series(groups).map_err(text)?;
+    draw_legend(&mut chart, SeriesLabelPosition::UpperLeft)
+}
+
+/// Text, and where its point lies in it.
+fn font(h: HPos, v: VPos) -> TextStyle<'static> {
+    let style = ("sans-serif", 16).into_font().color(&BLACK);
+    style.pos(Pos::new(h, v))
+}
+
+fn draw_legend<'a, C: CoordTranslate>(
+    chart: &mut ChartContext<'a, SVGBackend<'a>, C>,
+    position: SeriesLabelPosition,
+) -> Drawn<()> {
+    chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::LowerRight)
+        .position(position)
         .margin(14)
         .legend_area_size(30)
         .label_font(("sans-serif", 16))
@@ -187,21 +277,4 @@ fn draw_roofline(figure: &Figure, area: &Area) -> Drawn<()> {
         .border_style(RGBColor(190, 190, 190))
         .draw()
         .map_err(text)
-}
-
-/// FU of each cell, beside the paper's.
-fn draw_bars(cells: &[Cell], root: &Area, area: &Area) -> Drawn<()> {
-    type Utilization = fn(&Cell) -> Option<f64>;
-    let series: [(&str, RGBColor, Utilization); 3] = [
-        ("this machine", BLUE, |c| Some(c.measured.utilization)),
-        ("the paper's 910", VERMILION, |c| {
-            paper::figures(&c.shape).map(|f| f.ascend.utilization)
-        }),
-        ("the paper's GPU", GREY, |c| {
-            paper::figures(&c.shape).map(|f| f.gpu.utilization)
-        }),
-    ];
-    let _ = (cells, root, area, series);
-    let _: Option<(Shape, SegmentValue<i32>)> = None;
-    Ok(())
 }

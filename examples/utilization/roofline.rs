@@ -1,6 +1,7 @@
 //! The roofline: read bandwidth, arithmetic intensities (the paper's
 //! subsec:arithmeticintensity) and the bound that follows from both.
 
+use std::array::from_fn;
 use std::fmt::Write;
 use std::hint::black_box;
 use std::thread;
@@ -52,15 +53,24 @@ fn best_of_passes(words: &[u64], threads: usize) -> f64 {
     (0..PASSES).map(|_| pass()).fold(0.0, f64::max)
 }
 
-/// In accumulators enough for the compiler to keep several vectors on their way.
+/// In several streams, which keeps more reads on their way than one does, each with
+/// accumulators enough for the compiler to use vectors.
 fn sum(words: &[u64]) -> u64 {
-    let mut sums = [0_u64; 32];
-    for chunk in words.as_chunks::<32>().0 {
-        for (sum, word) in sums.iter_mut().zip(chunk) {
-            *sum = sum.wrapping_add(*word);
+    const STREAMS: usize = 4;
+    let quarter = words.len() / STREAMS;
+    let streams: [_; STREAMS] = from_fn(|i| words[i * quarter..][..quarter].as_chunks::<8>().0);
+    let mut sums = [[0_u64; 8]; STREAMS];
+    for i in 0..quarter / 8 {
+        for (sums, stream) in sums.iter_mut().zip(streams) {
+            for (sum, word) in sums.iter_mut().zip(stream[i]) {
+                *sum = sum.wrapping_add(word);
+            }
         }
     }
-    sums.into_iter().fold(0, u64::wrapping_add)
+    sums.as_flattened()
+        .iter()
+        .copied()
+        .fold(0, u64::wrapping_add)
 }
 
 /// FLOP per byte of KV cache for `rows` query rows (heads x positions) that share
@@ -122,26 +132,23 @@ pub fn peak<'a>(cells: impl IntoIterator<Item = &'a Cell>) -> f64 {
 
 /// The table of all variants; `points` are the measured ones.
 pub fn report(bandwidth: &Bandwidth, threads: usize, points: &[(&Variant, Cell)]) -> String {
+    let peak = peak(points.iter().map(|(_, cell)| cell));
     let mut text = format!(
         "
-Roofline: peak {:.1} GFLOP/s, reads {:.1} GB/s (one thread alone: {:.1}); bound = min(peak, reads x FLOP/byte)
-{}
+Roofline on {threads} thread{}: peak {peak:.1} GFLOP/s, reads {:.1} GB/s (one thread alone: {:.1})
+bound = min(peak, reads x FLOP/byte); reached: context 4096, keys from memory
+
 variant           q heads  kv heads  s_q  FLOP/byte     bound   reached  of bound",
-        peak(points.iter().map(|(_, cell)| cell)),
+        if threads == 1 { "" } else { "s" },
         bandwidth.all_threads,
         bandwidth.one_thread,
-        match threads {
-            1 => "on 1 thread; context 4096, keys from memory\n".to_owned(),
-            threads => format!("on {threads} threads; context 4096, keys from memory\n"),
-        },
     );
     for variant in &VARIANTS {
         let cell = points.iter().find(|(v, _)| v.name == variant.name);
-        let memory = bandwidth.all_threads * variant.intensity();
-        let bound = match cell {
-            Some((_, cell)) => cell.bound(),
-            None => memory.min(peak(points.iter().map(|(_, cell)| cell))),
-        };
+        let bound = cell.map_or_else(
+            || (bandwidth.all_threads * variant.intensity()).min(peak),
+            |(_, cell)| cell.bound(),
+        );
         let (reached, fraction) = cell.map_or(("-".to_owned(), "-".to_owned()), |(_, cell)| {
             (
                 format!("{:.1}", cell.measured.gflops),

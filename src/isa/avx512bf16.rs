@@ -188,16 +188,34 @@ fn qk<const D_QK: usize, const KEYS: usize, const VECS: usize>(
     keys: &Rows<'_>,
     s: &mut STile,
 ) {
+    let keys = keys.as_slice();
     let q = &q.0[..D_QK / 2];
     for (chunk, q) in q.chunks(PAIRS_K).enumerate() {
         let features = 2 * PAIRS_K * chunk..2 * PAIRS_K * chunk + 2 * q.len();
-        let groups = keys.as_slice().chunks(KEYS);
-        for (keys, s) in groups.zip(s.0.chunks_mut(KEYS)) {
+        for (group, s) in s.0.chunks_mut(KEYS).enumerate() {
+            let first = group * KEYS;
+            if first >= keys.len() {
+                break;
+            }
+            for row in keys.iter().skip(first + KEYS).take(KEYS) {
+                prefetch(&row[features.clone()]);
+            }
             // A group at the end repeats its last key; nobody reads the copies.
-            let rows: [&[bf16]; KEYS] =
-                core::array::from_fn(|i| &keys[i.min(keys.len() - 1)][features.clone()]);
+            let rows: [&[bf16]; KEYS] = core::array::from_fn(|i| {
+                &keys[(first + i).min(keys.len() - 1)][features.clone()]
+            });
             qk_tile::<KEYS, VECS>(q, rows, s, chunk > 0);
         }
+    }
+}
+
+/// Asks for the lines of a row, to be read soon.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn prefetch(row: &[bf16]) {
+    for line in row.chunks(32) {
+        // SAFETY: a prefetch touches no memory as far as the program can tell.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
     }
 }
 

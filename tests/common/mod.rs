@@ -225,10 +225,10 @@ impl Case {
 /// magnitudes.
 pub fn tolerance(options: &Options) -> f64 {
     // A BF16 probability is off by 2^-8 of itself at most, and so is the sum that
-    // normalises it; a pair by 2^-16.
+    // normalises it; a pair by 2^-17, as its low half has a sign of its own.
     let rounding = match options.precision {
         Precision::Bf16 => 2.0 * 2_f64.powi(-8),
-        Precision::Bf16x2 => 2.0 * 2_f64.powi(-16),
+        Precision::Bf16x2 => 2.0 * 2_f64.powi(-17),
     };
     // The compensation, an integer addition, misses by half of a ratio that is at
     // most 2^-7 off one (`bits::compensation`); two in a row can add up.
