@@ -18,13 +18,16 @@ use crate::schedule::splits;
 use crate::shape::Shape;
 use crate::tile::{GROUP_ROWS, PANEL_ROWS, STRIP, Workspace};
 
-/// The tasks of a problem: requests x row groups x ranges of keys.
+/// The tasks of a problem: requests x row groups x ranges of keys, in that order.
+///
+/// It holds numbers only, is computed from shape and lengths, and serves every
+/// problem that has the same ones, from layer to layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     shape: Shape,
     groups: usize,
     group_rows: usize,
-    splits: usize,
+    tasks: usize,
 }
 
 impl Plan {
@@ -41,24 +44,44 @@ impl Plan {
             dimension: 1,
         })?;
         let groups = rows.div_ceil(GROUP_ROWS);
-        // Without lengths of their own, one request stands for all.
-        let distinct = problem.cache_seqlens.map_or(shape.b.min(1), <[i32]>::len);
-        let splits = (0..distinct).map(|b| splits(problem.len(b)).len()).max();
-        let splits = splits.unwrap_or(1);
-        in_range(Argument::B, shape.b, 0, usize::MAX / splits / groups)?;
+        let tasks = if problem.cache_seqlens.is_some() {
+            // At most 16 for each length and group, all of which are in memory.
+            let splits = (0..shape.b).map(|b| splits(problem.len(b)).len());
+            splits.sum::<usize>().saturating_mul(groups)
+        } else {
+            // Not one by one: b may be huge where strides are 0.
+            let each = groups * splits(shape.s_k).len();
+            in_range(Argument::B, shape.b, 0, usize::MAX / each)?;
+            shape.b * each
+        };
         Ok(Self {
             shape,
             groups,
             // Groups of whole panels, as even as can be.
             group_rows: rows.div_ceil(groups * PANEL_ROWS) * PANEL_ROWS,
-            splits,
+            tasks,
         })
     }
 
     /// How many tasks there are.
     #[must_use]
     pub const fn tasks(&self) -> usize {
-        self.shape.b * self.groups * self.splits
+        self.tasks
+    }
+
+    /// Request, row group and split of a task.
+    fn locate(&self, problem: &Problem<'_>, task: usize) -> (usize, usize, usize) {
+        let of_request = |b| self.groups * splits(problem.len(b)).len();
+        let (mut request, mut rest) = (0, task);
+        if problem.cache_seqlens.is_none() {
+            (request, rest) = (task / of_request(0), task % of_request(0));
+        }
+        while rest >= of_request(request) {
+            rest -= of_request(request);
+            request += 1;
+        }
+        let splits = splits(problem.len(request)).len();
+        (request, rest / splits, rest % splits)
     }
 
     /// FP32 numbers that each task's result takes.
@@ -86,7 +109,6 @@ impl Plan {
             problem,
             request,
             rows: self.rows(group),
-            // None, if this request has fewer splits than others.
             keys: splits(problem.len(request)).nth(split).unwrap_or(0..0),
         }
     }
@@ -173,8 +195,7 @@ pub fn run_task(
         len,
         needed,
     })?;
-    let (rest, split) = (task / plan.splits, task % plan.splits);
-    let (request, group) = (rest / plan.groups, rest % plan.groups);
+    let (request, group, split) = plan.locate(problem, task);
     options.backend.with(Task {
         group: &plan.group(problem, request, group, split),
         options,
@@ -209,21 +230,28 @@ pub fn combine(
         });
     }
     let d_v = problem.shape.d_v;
-    for (i, memory) in partials[..needed].chunks_mut(len * plan.splits).enumerate() {
-        let (request, g) = (i / plan.groups, i % plan.groups);
-        let group = plan.group(problem, request, g, 0);
-        let (total, parts) = memory.split_at_mut(len);
-        let mut total = Partial::view(total, d_v);
-        let own = splits(problem.len(request)).len() - 1;
-        for part in parts.chunks_mut(len).take(own) {
-            // Every backend folds to the same bits.
-            Backend::detect().with(Fold {
-                total: &mut total,
-                part: &Partial::view(part, d_v),
-                rows: group.rows.len(),
-            });
+    let mut partials = partials[..needed].chunks_mut(len);
+    for request in 0..problem.shape.b {
+        for g in 0..plan.groups {
+            let group = plan.group(problem, request, g, 0);
+            let mut parts = partials
+                .by_ref()
+                .take(splits(problem.len(request)).len())
+                .map(|memory| Partial::view(memory, d_v));
+            // There's always one: requests have a split at least.
+            let Some(mut total) = parts.next() else {
+                continue;
+            };
+            for part in parts {
+                // Every backend folds to the same bits.
+                Backend::detect().with(Fold {
+                    total: &mut total,
+                    part: &part,
+                    rows: group.rows.len(),
+                });
+            }
+            write(&group, &total, &mut output);
         }
-        write(&group, &total, &mut output);
     }
     Ok(())
 }

@@ -129,11 +129,12 @@ impl Engine {
         };
 
         // The first run is slower: it touches new memory. A sample lasts long enough
-        // for the clock, and a peak as long as a sample, within reason.
+        // for the clock, and the two peaks beside it together as long as it does, within
+        // reason: so that who preempts us hits either as often.
         kernel(self, 1)?;
         let once = kernel(self, 1)?;
-        let runs = (2e-3 / once).ceil().clamp(1.0, 1000.0) as u32;
-        let beside = Duration::from_secs_f64((f64::from(runs) * once).clamp(2e-3, 0.1));
+        let runs = (4e-3 / once).ceil().clamp(1.0, 1000.0) as u32;
+        let beside = Duration::from_secs_f64((f64::from(runs) * once / 2.0).clamp(2e-3, 0.1));
 
         let gflop = flop(&problems[0]) * 1e-9;
         let (mut seconds, mut peaks, mut ratios) = (Vec::new(), Vec::new(), Vec::new());

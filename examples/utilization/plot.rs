@@ -187,10 +187,10 @@ fn draw_bars(cells: &[Cell], area: &Area) -> Drawn<()> {
             paper::figures(&cell.shape).map(|figures| figures.gpu.utilization)
         }),
     ];
-    let series = series
+    let series: Vec<_> = series
         .into_iter()
-        .filter(|(_, _, value)| cells.iter().any(|cell| value(cell).is_some()));
-    let series: Vec<_> = series.collect();
+        .filter(|(_, _, value)| cells.iter().any(|cell| value(cell).is_some()))
+        .collect();
     // A cell is 1 wide, 0.8 of it bars; few cells don't fill the width. The legend stands in the room above 1.
     let mut chart = ChartBuilder::on(area)
         .caption(

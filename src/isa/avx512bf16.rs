@@ -3,7 +3,7 @@
 //!
 //! | kernel | register tile | streams |
 //! |---|---|---|
-//! | C1 | 6 keys x 4 vectors of 16 rows (8 x 3, 12 x 2, 24 x 1 for narrow panels) | Q panel 256 B per feature pair, K by broadcast from the cache itself |
+//! | C1 | 6 keys x 4 vectors of 16 rows (8 x 3, 12 x 2, 24 x 1 for narrow panels; up to 8 rows: rows x 4 or 2 vectors of 16 keys) | Q panel 256 B per feature pair, K by broadcast from the cache itself |
 //! | C2 | 6 rows x 4 vectors of 16 columns | V strip 256 B per key pair, P by broadcast |
 //!
 //! Both keep 24 accumulators, so that neither the latency of the dot nor the
@@ -64,15 +64,23 @@ impl Isa for Avx512Bf16 {
         q: &QPanel,
         rows: usize,
         keys: &Rows<'_>,
-        _scratch: &mut L0b,
+        scratch: &mut L0b,
         s: &mut STile,
     ) {
         // SAFETY: the token proves the features.
         unsafe {
-            match rows.div_ceil(LANES) {
-                0 | 1 => qk::<D_QK, 24, 1>(q, keys, s),
-                2 => qk::<D_QK, 12, 2>(q, keys, s),
-                3 => qk::<D_QK, 8, 3>(q, keys, s),
+            match rows {
+                0 | 1 => qk_few::<D_QK, 1, 4>(q, keys, scratch, s),
+                2 => qk_few::<D_QK, 2, 4>(q, keys, scratch, s),
+                3 => qk_few::<D_QK, 3, 4>(q, keys, scratch, s),
+                4 => qk_few::<D_QK, 4, 4>(q, keys, scratch, s),
+                5 => qk_few::<D_QK, 5, 4>(q, keys, scratch, s),
+                6 => qk_few::<D_QK, 6, 4>(q, keys, scratch, s),
+                7 => qk_few::<D_QK, 7, 2>(q, keys, scratch, s),
+                8 => qk_few::<D_QK, 8, 2>(q, keys, scratch, s),
+                9..=16 => qk::<D_QK, 24, 1>(q, keys, s),
+                17..=32 => qk::<D_QK, 12, 2>(q, keys, s),
+                33..=48 => qk::<D_QK, 8, 3>(q, keys, s),
                 _ => qk::<D_QK, 6, 4>(q, keys, s),
             }
         }
@@ -125,10 +133,7 @@ fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &mut QPanel)
         for first in (0..D_QK / 2).step_by(LANES) {
             let mut block = [_mm512_setzero_si512(); LANES];
             for (out, row) in block.iter_mut().zip(rows) {
-                let pairs: &[bf16; 2 * LANES] = &row[2 * first..].as_chunks().0[0];
-                // SAFETY: 32 bf16 are 64 bytes; no alignment needed.
-                let pairs = unsafe { _mm512_loadu_si512(pairs.as_ptr().cast()) };
-                *out = _mm512_xor_si512(pairs, sign);
+                *out = _mm512_xor_si512(load_row(&row[2 * first..]), sign);
             }
             let block = transpose(block);
             for (out, column) in panel.0[first..].iter_mut().zip(block) {
@@ -201,9 +206,8 @@ fn qk<const D_QK: usize, const KEYS: usize, const VECS: usize>(
                 prefetch(&row[features.clone()]);
             }
             // A group at the end repeats its last key; nobody reads the copies.
-            let rows: [&[bf16]; KEYS] = core::array::from_fn(|i| {
-                &keys[(first + i).min(keys.len() - 1)][features.clone()]
-            });
+            let rows: [&[bf16]; KEYS] =
+                core::array::from_fn(|i| &keys[(first + i).min(keys.len() - 1)][features.clone()]);
             qk_tile::<KEYS, VECS>(q, rows, s, chunk > 0);
         }
     }
@@ -214,8 +218,7 @@ fn qk<const D_QK: usize, const KEYS: usize, const VECS: usize>(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn prefetch(row: &[bf16]) {
     for line in row.chunks(32) {
-        // SAFETY: a prefetch touches no memory as far as the program can tell.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+        _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast());
     }
 }
 
@@ -251,6 +254,72 @@ fn qk_tile<const KEYS: usize, const VECS: usize>(
                 acc
             };
             store(s, sum);
+        }
+    }
+}
+
+/// C1 for half a vector of rows or fewer: lanes would idle, so keys take them.
+/// `16 * VECS` keys at a time are transposed as Q is, and Q comes by broadcast;
+/// each score's sum keeps its order, and so its bits.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn qk_few<const D_QK: usize, const ROWS: usize, const VECS: usize>(
+    q: &QPanel,
+    keys: &Rows<'_>,
+    scratch: &mut L0b,
+    s: &mut STile,
+) {
+    let keys = keys.as_slice();
+    let k = &mut scratch[0].0[..PAIRS_K];
+    for (group, s) in s.0.chunks_mut(LANES * VECS).enumerate() {
+        let first = group * LANES * VECS;
+        if first >= keys.len() {
+            break;
+        }
+        let mut sums = [[_mm512_setzero_ps(); VECS]; ROWS];
+        for (chunk, q) in q.0[..D_QK / 2].chunks(PAIRS_K).enumerate() {
+            for (block, k) in k[..q.len()].chunks_mut(LANES).enumerate() {
+                let feature = 2 * (chunk * PAIRS_K + block * LANES);
+                for v in 0..VECS {
+                    // A block at the end repeats its last key; nobody reads the copies.
+                    let rows = core::array::from_fn(|i| {
+                        let row = keys[(first + v * LANES + i).min(keys.len() - 1)];
+                        load_row(&row[feature..])
+                    });
+                    for (k, column) in k.iter_mut().zip(transpose(rows)) {
+                        store(&mut k.as_chunks_mut().0[v], _mm512_castsi512_ps(column));
+                    }
+                }
+            }
+            let mut acc = [[_mm512_setzero_ps(); VECS]; ROWS];
+            for (q, k) in q.iter().zip(&*k) {
+                let k: [__m512bh; VECS] = core::array::from_fn(|v| {
+                    as_pairs(_mm512_castps_si512(load(&k.as_chunks().0[v])))
+                });
+                for (acc, q) in acc.iter_mut().zip(q) {
+                    let q = as_pairs(_mm512_set1_epi32(q.cast_signed()));
+                    for (acc, k) in acc.iter_mut().zip(k) {
+                        *acc = _mm512_dpbf16_ps(*acc, k, q);
+                    }
+                }
+            }
+            for (sums, acc) in sums.iter_mut().zip(acc) {
+                for (sum, acc) in sums.iter_mut().zip(acc) {
+                    *sum = if chunk == 0 {
+                        acc
+                    } else {
+                        _mm512_add_ps(*sum, acc)
+                    };
+                }
+            }
+        }
+        for (v, s) in s.chunks_mut(LANES).enumerate() {
+            let mut block = [_mm512_setzero_si512(); LANES];
+            for (block, sums) in block.iter_mut().zip(sums) {
+                *block = _mm512_castps_si512(sums[v]);
+            }
+            for (s, column) in s.iter_mut().zip(transpose(block)) {
+                store(&mut s.as_chunks_mut().0[0], _mm512_castsi512_ps(column));
+            }
         }
     }
 }
@@ -597,6 +666,15 @@ fn store(to: &mut [f32; LANES], x: __m512) {
 fn load_pairs(x: &[u32; LANES]) -> __m512bh {
     // SAFETY: 16 u32 are 64 bytes; no alignment needed.
     as_pairs(unsafe { _mm512_loadu_si512(x.as_ptr().cast()) })
+}
+
+/// The first 16 pairs of a row.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn load_row(row: &[bf16]) -> __m512i {
+    let pairs: &[bf16; 2 * LANES] = &row.as_chunks().0[0];
+    // SAFETY: 32 bf16 are 64 bytes; no alignment needed.
+    unsafe { _mm512_loadu_si512(pairs.as_ptr().cast()) }
 }
 
 #[inline]

@@ -103,9 +103,15 @@ fn backends() -> impl Iterator<Item = Backend> {
 }
 
 /// The shapes at which tiles have edges: `(rows, keys)`.
-const SHAPES: [(usize, usize); 9] = [
+const SHAPES: [(usize, usize); 15] = [
     (1, 1),
+    (2, 65),
     (3, 2),
+    (4, 130),
+    (5, 192),
+    (6, 64),
+    (7, 33),
+    (8, 95),
     (16, 5),
     (17, 23),
     (33, 97),
