@@ -135,7 +135,7 @@ fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &mut QPanel)
             for (out, row) in block.iter_mut().zip(rows) {
                 *out = _mm512_xor_si512(load_row(&row[2 * first..]), sign);
             }
-            let block = transpose(block);
+            transpose(&mut block);
             for (out, column) in panel.0[first..].iter_mut().zip(block) {
                 store_pairs(&mut out.as_chunks_mut().0[v], column);
             }
@@ -148,37 +148,38 @@ fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &mut QPanel)
 
 /// A 16 x 16 transposition of 32-bit lanes: four rounds, each of which swaps the
 /// off-diagonal halves of blocks half as large as the last.
+///
+/// Loops are counted and indices computed so that all of it unrolls into
+/// registers.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn transpose(x: [__m512i; LANES]) -> [__m512i; LANES] {
-    let mut a = x;
+fn transpose(x: &mut [__m512i; LANES]) {
     for i in 0..8 {
-        // Halves of 256 bits.
-        a[i] = _mm512_shuffle_i64x2::<0x44>(x[i], x[i + 8]);
-        a[i + 8] = _mm512_shuffle_i64x2::<0xee>(x[i], x[i + 8]);
+        let (a, b) = (x[i], x[i + 8]);
+        x[i] = _mm512_shuffle_i64x2::<0x44>(a, b);
+        x[i + 8] = _mm512_shuffle_i64x2::<0xee>(a, b);
     }
-    let mut b = a;
-    for i in (0..16).filter(|i| i & 4 == 0) {
-        // Quarters of 128 bits within each half: 0 2 0' 2' and 1 3 1' 3', put in
-        // their places by the permutation.
-        let low = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13);
-        let high = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
-        b[i] = _mm512_permutex2var_epi64(a[i], low, a[i + 4]);
-        b[i + 4] = _mm512_permutex2var_epi64(a[i], high, a[i + 4]);
+    let low = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13);
+    let high = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
+    for n in 0..8 {
+        let i = n % 4 + n / 4 * 8;
+        let (a, b) = (x[i], x[i + 4]);
+        x[i] = _mm512_permutex2var_epi64(a, low, b);
+        x[i + 4] = _mm512_permutex2var_epi64(a, high, b);
     }
-    let mut c = b;
-    for i in (0..16).filter(|i| i & 2 == 0) {
-        c[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
-        c[i + 2] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+    for n in 0..8 {
+        let i = n % 2 + n / 2 * 4;
+        let (a, b) = (x[i], x[i + 2]);
+        x[i] = _mm512_unpacklo_epi64(a, b);
+        x[i + 2] = _mm512_unpackhi_epi64(a, b);
     }
-    let mut d = c;
-    for i in (0..16).filter(|i| i & 1 == 0) {
-        let low = _mm512_setr_epi32(0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30);
-        let high = _mm512_setr_epi32(1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
-        d[i] = _mm512_permutex2var_epi32(c[i], low, c[i + 1]);
-        d[i + 1] = _mm512_permutex2var_epi32(c[i], high, c[i + 1]);
+    let low = _mm512_setr_epi32(0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30);
+    let high = _mm512_setr_epi32(1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+    for n in 0..8 {
+        let (a, b) = (x[2 * n], x[2 * n + 1]);
+        x[2 * n] = _mm512_permutex2var_epi32(a, low, b);
+        x[2 * n + 1] = _mm512_permutex2var_epi32(a, high, b);
     }
-    d
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
@@ -281,17 +282,25 @@ fn qk_few<const D_QK: usize, const ROWS: usize, const VECS: usize>(
                 let feature = 2 * (chunk * PAIRS_K + block * LANES);
                 for v in 0..VECS {
                     // A block at the end repeats its last key; nobody reads the copies.
-                    let rows = core::array::from_fn(|i| {
-                        let row = keys[(first + v * LANES + i).min(keys.len() - 1)];
-                        load_row(&row[feature..])
-                    });
-                    for (k, column) in k.iter_mut().zip(transpose(rows)) {
+                    let mut square = [_mm512_setzero_si512(); LANES];
+                    for (i, row) in square.iter_mut().enumerate() {
+                        let key = keys[(first + v * LANES + i).min(keys.len() - 1)];
+                        *row = load_row(&key[feature..]);
+                    }
+                    transpose(&mut square);
+                    for (k, column) in k.iter_mut().zip(square) {
                         store(&mut k.as_chunks_mut().0[v], _mm512_castsi512_ps(column));
                     }
                 }
             }
             let mut acc = [[_mm512_setzero_ps(); VECS]; ROWS];
-            for (q, k) in q.iter().zip(&*k) {
+            let next = keys.get(first + LANES * VECS..).unwrap_or_default();
+            for (pair, (q, k)) in q.iter().zip(&*k).enumerate() {
+                // Three lines of each of the next keys, a few at a time.
+                let feature = 2 * (chunk * PAIRS_K + pair % 3 * LANES);
+                for key in next.iter().skip(pair / 3 * VECS).take(VECS) {
+                    prefetch(key.get(feature..feature + 2 * LANES).unwrap_or_default());
+                }
                 let k: [__m512bh; VECS] = core::array::from_fn(|v| {
                     as_pairs(_mm512_castps_si512(load(&k.as_chunks().0[v])))
                 });
@@ -317,7 +326,8 @@ fn qk_few<const D_QK: usize, const ROWS: usize, const VECS: usize>(
             for (block, sums) in block.iter_mut().zip(sums) {
                 *block = _mm512_castps_si512(sums[v]);
             }
-            for (s, column) in s.iter_mut().zip(transpose(block)) {
+            transpose(&mut block);
+            for (s, column) in s.iter_mut().zip(block) {
                 store(&mut s.as_chunks_mut().0[0], _mm512_castsi512_ps(column));
             }
         }
