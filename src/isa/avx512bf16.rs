@@ -182,9 +182,53 @@ fn transpose(x: &mut [__m512i; LANES]) {
     }
 }
 
+/// Interleaves two keys' words, 32 columns at a time, and keeps the largest
+/// magnitude: with the sign off, BF16 patterns are ordered as integers, and
+/// infinity and the NaNs are above all numbers.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn pack_v<const D_V: usize>(values: &Rows<'_>, v: &mut [VBuffer; 3]) -> bool {
-    shared::pack_v::<D_V>(values, v)
+    const INTERLEAVE: [[u16; 32]; 2] = {
+        let mut index = [[0; 32]; 2];
+        let mut i: u16 = 0;
+        while i < 32 {
+            // Word i of the first row and word i of the second, which the
+            // permutation counts from 32 on.
+            let pair = 2 * (i % 16) as usize;
+            index[i as usize / 16][pair] = i;
+            index[i as usize / 16][pair + 1] = i + 32;
+            i += 1;
+        }
+        index
+    };
+    const MAGNITUDE: i16 = 0x7fff;
+    let [low, high] = [load_words(&INTERLEAVE[0]), load_words(&INTERLEAVE[1])];
+    let magnitude = _mm512_set1_epi16(MAGNITUDE);
+    let mut largest = _mm512_setzero_si512();
+    for (k, pair) in values.as_slice().chunks(2).enumerate() {
+        let even = &pair[0][..D_V];
+        let odd = pair.get(1).map(|row| &row[..D_V]);
+        for (strip, v) in v
+            .as_flattened_mut()
+            .iter_mut()
+            .take(D_V / STRIP)
+            .enumerate()
+        {
+            let out = v.0[k].as_chunks_mut::<LANES>().0;
+            for (i, out) in out.chunks_mut(2).enumerate() {
+                let column = strip * STRIP + i * 2 * LANES;
+                let even = load_row(&even[column..]);
+                let odd = match odd {
+                    Some(odd) => load_row(&odd[column..]),
+                    None => _mm512_setzero_si512(),
+                };
+                largest = _mm512_max_epu16(largest, _mm512_and_si512(even, magnitude));
+                largest = _mm512_max_epu16(largest, _mm512_and_si512(odd, magnitude));
+                store_pairs(&mut out[0], _mm512_permutex2var_epi16(even, low, odd));
+                store_pairs(&mut out[1], _mm512_permutex2var_epi16(even, high, odd));
+            }
+        }
+    }
+    _mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7f80)) != 0
 }
 
 /// C1: all keys of the block over one chunk of the Q panel, then over the next.
@@ -207,8 +251,10 @@ fn qk<const D_QK: usize, const KEYS: usize, const VECS: usize>(
                 prefetch(&row[features.clone()]);
             }
             // A group at the end repeats its last key; nobody reads the copies.
-            let rows: [&[bf16]; KEYS] =
-                core::array::from_fn(|i| &keys[(first + i).min(keys.len() - 1)][features.clone()]);
+            let mut rows: [&[bf16]; KEYS] = [&[]; KEYS];
+            for (i, row) in rows.iter_mut().enumerate() {
+                *row = &keys[(first + i).min(keys.len() - 1)][features.clone()];
+            }
             qk_tile::<KEYS, VECS>(q, rows, s, chunk > 0);
         }
     }
@@ -480,10 +526,8 @@ fn round_pair([even, odd]: [__m512; 2]) -> __m512i {
         }
         index
     };
-    // SAFETY: an array of 32 u16 is 64 bytes; no alignment needed.
-    let interleave = unsafe { _mm512_loadu_si512(INTERLEAVE.as_ptr().cast()) };
     let halves = _mm512_cvtne2ps_pbh(odd, even);
-    _mm512_permutexvar_epi16(interleave, from_pairs(halves))
+    _mm512_permutexvar_epi16(load_words(&INTERLEAVE), from_pairs(halves))
 }
 
 #[inline]
@@ -676,6 +720,13 @@ fn store(to: &mut [f32; LANES], x: __m512) {
 fn load_pairs(x: &[u32; LANES]) -> __m512bh {
     // SAFETY: 16 u32 are 64 bytes; no alignment needed.
     as_pairs(unsafe { _mm512_loadu_si512(x.as_ptr().cast()) })
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn load_words(x: &[u16; 2 * LANES]) -> __m512i {
+    // SAFETY: 32 u16 are 64 bytes; no alignment needed.
+    unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
 }
 
 /// The first 16 pairs of a row.
