@@ -39,6 +39,8 @@ mod error;
 mod isa;
 mod peaks;
 mod plan;
+#[cfg(feature = "rayon")]
+mod pool;
 mod problem;
 pub mod reference;
 pub mod schedule;
@@ -51,6 +53,8 @@ pub use attend::{Options, SUPPORTED_DIMS};
 pub use error::{Argument, Error};
 pub use isa::{Backend, BackendId};
 pub use plan::{Plan, combine, decode, run_task};
+#[cfg(feature = "rayon")]
+pub use pool::decode_on_rayon;
 pub use problem::{Elements, Output, Precision, Problem, Rescale, Tensor};
 pub use shape::Shape;
 pub use tile::{BLOCK_KEYS, Workspace};

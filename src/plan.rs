@@ -115,7 +115,7 @@ impl Plan {
 
     /// # Errors
     /// What is wrong with the problem, or [`Error::PlanMismatch`].
-    fn check(&self, problem: &Problem<'_>) -> Result<(), Error> {
+    pub(crate) fn check(&self, problem: &Problem<'_>) -> Result<(), Error> {
         if Self::new(problem)? == *self {
             Ok(())
         } else {
@@ -124,6 +124,20 @@ impl Plan {
                 given: problem.shape,
             })
         }
+    }
+
+    /// # Errors
+    /// [`Error::TooShort`] unless there is a result's room for every task.
+    pub(crate) fn check_partials(&self, partials: &[f32]) -> Result<(), Error> {
+        let needed = self.tasks.saturating_mul(self.partial_len());
+        if partials.len() < needed {
+            return Err(Error::TooShort {
+                argument: Argument::Partials,
+                len: partials.len(),
+                needed,
+            });
+        }
+        Ok(())
     }
 }
 
@@ -220,17 +234,9 @@ pub fn combine(
 ) -> Result<(), Error> {
     plan.check(problem)?;
     output.check(&problem.shape)?;
-    let len = plan.partial_len();
-    let needed = plan.tasks().saturating_mul(len);
-    if partials.len() < needed {
-        return Err(Error::TooShort {
-            argument: Argument::Partials,
-            len: partials.len(),
-            needed,
-        });
-    }
+    plan.check_partials(partials)?;
     let d_v = problem.shape.d_v;
-    let mut partials = partials[..needed].chunks_mut(len);
+    let mut partials = partials.chunks_mut(plan.partial_len());
     for request in 0..problem.shape.b {
         for g in 0..plan.groups {
             let group = plan.group(problem, request, g, 0);

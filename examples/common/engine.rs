@@ -2,11 +2,9 @@
 
 use std::hint::black_box;
 use std::slice;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use amla::{Elements, Error, Options, Output, Plan, Problem, Workspace};
-use rayon::prelude::*;
+use amla::{Elements, Error, Options, Output, Plan, Problem, Workspace, decode_on_rayon};
 use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 
 /// Iterations of the dot loop between two looks at the clock: tens of microseconds.
@@ -76,23 +74,8 @@ impl Engine {
         if self.partials.len() < len {
             self.partials.resize(len, 0.0);
         }
-        let partials = &mut self.partials[..len];
-        let queue = Mutex::new(partials.chunks_mut(plan.partial_len().max(1)).enumerate());
-        let next = || {
-            queue
-                .lock()
-                .expect("nothing panics while it is held")
-                .next()
-        };
-        pool.install(|| {
-            self.workspaces.par_iter_mut().try_for_each(|workspace| {
-                while let Some((task, partial)) = next() {
-                    amla::run_task(problem, options, &plan, task, workspace, partial)?;
-                }
-                Ok(())
-            })
-        })?;
-        amla::combine(problem, &plan, partials, output)
+        let (workspaces, partials) = (&mut self.workspaces, &mut self.partials);
+        pool.install(|| decode_on_rayon(problem, options, &plan, workspaces, partials, output))
     }
 
     /// Runs `problem` for about `budget`, at least once, peak and kernel in
