@@ -103,8 +103,14 @@ pub trait Isa: Copy {
     fn pack_q<const D_QK: usize>(self, rows: &[&[bf16]], negate: bool, panel: &mut QPanel);
 
     /// Interleaves the block's values into strips, zero where a pair has no
-    /// second key, and tells whether any element is infinite or NaN.
-    fn pack_v<const D_V: usize>(self, values: &Rows<'_>, v: &mut [VBuffer; 3]) -> bool;
+    /// second key, and tells whether any element is infinite or NaN. Meanwhile
+    /// asks for the rows of `next`, a block to come.
+    fn pack_v<const D_V: usize>(
+        self,
+        values: &Rows<'_>,
+        next: &Rows<'_>,
+        v: &mut [VBuffer; 3],
+    ) -> bool;
 
     /// C1: the scores of `keys` for the first `rows` rows of the panel. Lanes of
     /// rows beyond are unspecified.

@@ -150,7 +150,7 @@ impl<'a> Stages<'a> {
         impl Visitor for PackV<'_> {
             type Output = ();
             fn visit<I: Isa>(self, isa: I) {
-                isa.pack_v::<D_V>(self.1, &mut self.0.l1.v);
+                isa.pack_v::<D_V>(self.1, &Rows::NONE, &mut self.0.l1.v);
             }
         }
         let mut values = Rows::NONE;

@@ -54,9 +54,14 @@ impl Isa for Avx512Bf16 {
         unsafe { pack_q::<D_QK>(rows, negate, panel) }
     }
 
-    fn pack_v<const D_V: usize>(self, values: &Rows<'_>, v: &mut [VBuffer; 3]) -> bool {
+    fn pack_v<const D_V: usize>(
+        self,
+        values: &Rows<'_>,
+        next: &Rows<'_>,
+        v: &mut [VBuffer; 3],
+    ) -> bool {
         // SAFETY: the token proves the features.
-        unsafe { pack_v::<D_V>(values, v) }
+        unsafe { pack_v::<D_V>(values, next, v) }
     }
 
     fn qk<const D_QK: usize>(
@@ -186,7 +191,7 @@ fn transpose(x: &mut [__m512i; LANES]) {
 /// magnitude: with the sign off, BF16 patterns are ordered as integers, and
 /// infinity and the NaNs are above all numbers.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn pack_v<const D_V: usize>(values: &Rows<'_>, v: &mut [VBuffer; 3]) -> bool {
+fn pack_v<const D_V: usize>(values: &Rows<'_>, next: &Rows<'_>, v: &mut [VBuffer; 3]) -> bool {
     const INTERLEAVE: [[u16; 32]; 2] = {
         let mut index = [[0; 32]; 2];
         let mut i: u16 = 0;
@@ -205,6 +210,9 @@ fn pack_v<const D_V: usize>(values: &Rows<'_>, v: &mut [VBuffer; 3]) -> bool {
     let magnitude = _mm512_set1_epi16(MAGNITUDE);
     let mut largest = _mm512_setzero_si512();
     for (k, pair) in values.as_slice().chunks(2).enumerate() {
+        for row in next.as_slice().iter().skip(2 * k).take(2) {
+            prefetch::<_MM_HINT_T1>(row);
+        }
         let even = &pair[0][..D_V];
         let odd = pair.get(1).map(|row| &row[..D_V]);
         for (strip, v) in v
@@ -248,7 +256,7 @@ fn qk<const D_QK: usize, const KEYS: usize, const VECS: usize>(
                 break;
             }
             for row in keys.iter().skip(first + KEYS).take(KEYS) {
-                prefetch(&row[features.clone()]);
+                prefetch::<_MM_HINT_T0>(&row[features.clone()]);
             }
             // A group at the end repeats its last key; nobody reads the copies.
             let mut rows: [&[bf16]; KEYS] = [&[]; KEYS];
@@ -263,9 +271,9 @@ fn qk<const D_QK: usize, const KEYS: usize, const VECS: usize>(
 /// Asks for the lines of a row, to be read soon.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn prefetch(row: &[bf16]) {
-    for line in row.chunks(32) {
-        _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast());
+fn prefetch<const LEVEL: i32>(row: &[bf16]) {
+    for line in row.chunks(2 * LANES) {
+        _mm_prefetch::<LEVEL>(line.as_ptr().cast());
     }
 }
 
@@ -345,7 +353,9 @@ fn qk_few<const D_QK: usize, const ROWS: usize, const VECS: usize>(
                 // Three lines of each of the next keys, a few at a time.
                 let feature = 2 * (chunk * PAIRS_K + pair % 3 * LANES);
                 for key in next.iter().skip(pair / 3 * VECS).take(VECS) {
-                    prefetch(key.get(feature..feature + 2 * LANES).unwrap_or_default());
+                    prefetch::<_MM_HINT_T0>(
+                        key.get(feature..feature + 2 * LANES).unwrap_or_default(),
+                    );
                 }
                 let k: [__m512bh; VECS] = core::array::from_fn(|v| {
                     as_pairs(_mm512_castps_si512(load(&k.as_chunks().0[v])))

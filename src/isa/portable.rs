@@ -31,7 +31,12 @@ impl Isa for Portable {
         shared::pack_q::<D_QK>(rows, negate, panel);
     }
 
-    fn pack_v<const D_V: usize>(self, values: &Rows<'_>, v: &mut [VBuffer; 3]) -> bool {
+    fn pack_v<const D_V: usize>(
+        self,
+        values: &Rows<'_>,
+        _next: &Rows<'_>,
+        v: &mut [VBuffer; 3],
+    ) -> bool {
         shared::pack_v::<D_V>(values, v)
     }
 

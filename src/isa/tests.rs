@@ -67,7 +67,7 @@ impl Visitor for Run<'_> {
         keys.gather(self.len, |k| &self.keys[k * MAX_D_QK..][..MAX_D_QK]);
         values.gather(self.len, |k| &self.values[k * MAX_D_V..][..MAX_D_V]);
         isa.pack_q::<MAX_D_QK>(&q, false, &mut l1.q[0]);
-        let non_finite = isa.pack_v::<MAX_D_V>(&values, &mut l1.v);
+        let non_finite = isa.pack_v::<MAX_D_V>(&values, &keys, &mut l1.v);
         isa.qk::<MAX_D_QK>(&l1.q[0], self.rows, &keys, l0b, &mut l0c[0]);
         ub[0] = RowState::START;
         let call = Softmax {
