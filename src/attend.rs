@@ -386,7 +386,11 @@ fn finish<I: Isa>(
                 // O carries c, and the sum is relative to 2^m: both to 2^e, where
                 // e = rint(m) = -n.
                 let exponent = libm::rintf(reference);
-                let fraction = libm::exp2f(reference - exponent);
+                let fraction = if exponent == reference {
+                    1.0 // Also for -inf, where nothing was seen.
+                } else {
+                    libm::exp2f(reference - exponent)
+                };
                 (exponent, state.sum[r] * fraction, state.c[r].recip())
             }
         };

@@ -147,7 +147,7 @@ pub enum Error {
         /// The shape given.
         given: Shape,
     },
-    /// `softmax_scale` is infinite or not a number.
+    /// `softmax_scale`, or its product with `log2(e)`, is infinite or not a number.
     NonFiniteScale {
         /// What was given.
         value: f32,

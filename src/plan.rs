@@ -28,6 +28,8 @@ pub struct Plan {
     groups: usize,
     group_rows: usize,
     tasks: usize,
+    /// A hash of the lengths, so that a plan for others is noticed.
+    lengths: u64,
 }
 
 impl Plan {
@@ -60,6 +62,7 @@ impl Plan {
             // Groups of whole panels, as even as can be.
             group_rows: rows.div_ceil(groups * PANEL_ROWS) * PANEL_ROWS,
             tasks,
+            lengths: problem.cache_seqlens.map_or(0, hash),
         })
     }
 
@@ -139,6 +142,13 @@ impl Plan {
         }
         Ok(())
     }
+}
+
+/// FNV-1a, word by word.
+fn hash(lengths: &[i32]) -> u64 {
+    lengths.iter().fold(0xcbf2_9ce4_8422_2325, |hash, length| {
+        (hash ^ u64::from(length.cast_unsigned())).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 /// Attends every query to its keys, on one thread.

@@ -49,7 +49,7 @@ pub struct Problem<'a> {
     pub cache_seqlens: Option<&'a [i32]>,
     /// Whether query `j` sees only the first `len - (s_q - 1 - j)` keys.
     pub causal: bool,
-    /// Factor on the scores; finite.
+    /// Factor on the scores; finite, and so is its product with `log2(e)`.
     pub softmax_scale: f32,
 }
 
@@ -131,7 +131,7 @@ impl<'a> Problem<'a> {
         if self.v.is_none() {
             in_range(Argument::DV, s.d_v, 1, s.d_qk)?;
         }
-        if !self.softmax_scale.is_finite() {
+        if !self.log2_scale().is_finite() {
             return Err(Error::NonFiniteScale {
                 value: self.softmax_scale,
             });

@@ -784,8 +784,8 @@ fn times(max: f32, scale: f32) -> f32 {
 /// product is rounded first, as it was when e was taken from it.
 #[expect(clippy::cast_possible_truncation, reason = "rounds to FP32")]
 fn offset(max: f32, scale: f32, e: f32) -> f32 {
-    if max == f32::NEG_INFINITY {
-        max
+    if times(max, scale) == f32::NEG_INFINITY {
+        f32::NEG_INFINITY
     } else if e.abs() < 4_194_304.0 {
         (f64::from(max) * f64::from(scale) - f64::from(e)) as f32
     } else {

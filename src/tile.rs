@@ -220,6 +220,13 @@ const _: () = {
     assert!(GROUP_ROWS == ascend::M);
     assert!(align_of::<Workspace>() == 64);
     // No padding anywhere, so that the workspace is plain memory.
+    assert!(size_of::<QPanel>() == 4 * MAX_D_QK / 2 * PANEL_ROWS);
+    assert!(size_of::<VStrip>() == 4 * BLOCK_PAIRS * STRIP);
+    assert!(size_of::<STile>() == 4 * BLOCK_KEYS * PANEL_ROWS);
+    assert!(size_of::<PTile>() == 4 * BLOCK_PAIRS * PANEL_ROWS);
+    assert!(size_of::<Widened>() == 4 * BLOCK_PAIRS * PANEL_ROWS);
+    assert!(size_of::<L0a>() == 2 * size_of::<PTile>());
+    assert!(size_of::<L1>() == 4 * size_of::<QPanel>() + 9 * size_of::<VStrip>());
     assert!(size_of::<RowState>() == PANEL_ROWS * (6 * 4 + size_of::<Peaks>()));
     assert!(
         size_of::<Tiles>()

@@ -51,6 +51,9 @@ suites![
     first_block_of_minus_infinity,
     only_minus_infinity,
     constant_maximum_does_not_drift,
+    ties_with_hidden_keys,
+    rows_that_see_nothing_of_a_split,
+    masked_by_the_smallest_number,
     non_finite_q,
     non_finite_k,
     non_finite_v,
@@ -293,6 +296,65 @@ fn constant_maximum_does_not_drift(backend: Backend) {
         for (got, want) in lse.iter().zip(&want_lse) {
             assert!((f64::from(*got) - want).abs() < 2e-6);
         }
+    }
+}
+
+fn ties_with_hidden_keys(backend: Backend) {
+    // All keys equal, the hidden one's value unlike the others'.
+    let mut case = Case::new(1, 2, 100, 3, SMALL).separate_v();
+    case.causal = true;
+    for k in 0..100 {
+        case.key(0, k).fill(bf16::ONE);
+        case.value(0, k).fill(bf16::ONE);
+    }
+    case.value(0, 99).fill(bf16::from_f32(1000.0));
+    case.check(backend);
+    // A query of zeros sees all keys alike.
+    let mut case = Case::new(1, 4, 40, 2, SMALL);
+    case.causal = true;
+    case.q_row(0, 1, 0).fill(bf16::ZERO);
+    case.check(backend);
+    // A hidden key repeats the one that weighs most.
+    let mut case = Case::new(1, 3, 400, 5, SMALL);
+    case.causal = true;
+    for k in [150, 398, 399] {
+        let key = case.q_row(0, 0, 2).to_vec();
+        case.key(0, k).copy_from_slice(&key);
+    }
+    case.check(backend);
+}
+
+fn rows_that_see_nothing_of_a_split(backend: Backend) {
+    // Causal: the first rows end before the second split begins.
+    let mut case = Case::new(1, 700, 1100, 1, SMALL);
+    case.causal = true;
+    case.check(backend);
+    // Scores of -inf all through the first split, or the second.
+    for keys in [0..640, 500..1100] {
+        let mut case = Case::new(1, 1, 1100, 3, SMALL).separate_v();
+        case.q.chunks_mut(128).for_each(|row| row[3] = bf16::ONE);
+        for k in keys {
+            case.key(0, k)[3] = bf16::NEG_INFINITY;
+        }
+        case.check(backend);
+    }
+}
+
+fn masked_by_the_smallest_number(backend: Backend) {
+    // Hosts mask with the smallest finite number, which leaves FP32 when scaled.
+    for keys in [0..200, 300..600, 0..640, 900..1100] {
+        let mut case = Case::new(1, 2, 1100, 3, SMALL).separate_v();
+        case.scale = 1.0;
+        for row in case.q.chunks_mut(128) {
+            row.iter_mut()
+                .for_each(|x| *x = bf16::from_f32(x.to_f32() / 8.0));
+            row[3] = bf16::ONE;
+        }
+        for k in 0..1100 {
+            let masked = keys.contains(&k);
+            case.key(0, k)[3] = if masked { bf16::MIN } else { bf16::ZERO };
+        }
+        case.check(backend);
     }
 }
 

@@ -273,7 +273,11 @@ fn qk<const D_QK: usize, const KEYS: usize, const VECS: usize>(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn prefetch<const LEVEL: i32>(row: &[bf16]) {
     for line in row.chunks(2 * LANES) {
-        _mm_prefetch::<LEVEL>(line.as_ptr().cast());
+        // SAFETY: a prefetch touches no memory as far as the program can tell.
+        #[allow(unused_unsafe, reason = "a safe function in newer compilers")]
+        unsafe {
+            _mm_prefetch::<LEVEL>(line.as_ptr().cast());
+        }
     }
 }
 
@@ -467,6 +471,7 @@ fn exponentiate<const MASKED: bool, const LOW: bool>(
     let offset = load(&bases.offset.as_chunks().0[v]);
     let factor = load(&bases.factor.as_chunks().0[v]);
     let ones = as_pairs(_mm512_set1_epi32(0x3f80_3f80));
+    let exact = call.rescale == Rescale::Exact;
     let mut sums = [_mm512_setzero_ps(); 2];
     let mut rounded = _mm512_setzero_ps();
     for (pair, s) in s.0[..call.keys].chunks(2).enumerate() {
@@ -480,13 +485,15 @@ fn exponentiate<const MASKED: bool, const LOW: bool>(
                 *prob = _mm512_maskz_mov_ps(sees, *prob);
             }
             *sum = _mm512_add_ps(*sum, *prob);
-            if matches!(call.rescale, Rescale::Compensated) {
+            if !exact {
                 *prob = _mm512_mul_ps(*prob, factor);
             }
         }
         let high = round_pair(prob);
         store_pairs(&mut p.high.0[pair].as_chunks_mut().0[v], high);
-        rounded = _mm512_dpbf16_ps(rounded, as_pairs(high), ones);
+        if exact {
+            rounded = _mm512_dpbf16_ps(rounded, as_pairs(high), ones);
+        }
         if LOW {
             let used = widen_pair(high);
             let low = round_pair([
@@ -494,7 +501,9 @@ fn exponentiate<const MASKED: bool, const LOW: bool>(
                 _mm512_sub_ps(prob[1], used[1]),
             ]);
             store_pairs(&mut p.low.0[pair].as_chunks_mut().0[v], low);
-            rounded = _mm512_dpbf16_ps(rounded, as_pairs(low), ones);
+            if exact {
+                rounded = _mm512_dpbf16_ps(rounded, as_pairs(low), ones);
+            }
         }
     }
     let sum = &mut state.sum.as_chunks_mut().0[v];

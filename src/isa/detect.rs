@@ -6,7 +6,7 @@ pub use x86::avx512_bf16;
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use core::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
+    use core::arch::x86_64::{__cpuid_count, _xgetbv, CpuidResult};
     use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
     const ASKED: u32 = 1;
@@ -36,11 +36,11 @@ mod x86 {
         const fn bit(word: u32, n: u32) -> bool {
             word >> n & 1 != 0
         }
-        let leaves = __cpuid(0).eax;
+        let leaves = cpuid(0, 0).eax;
         if leaves < 7 {
             return 0;
         }
-        let osxsave = bit(__cpuid(1).ecx, 27);
+        let osxsave = bit(cpuid(1, 0).ecx, 27);
         if !osxsave {
             return 0;
         }
@@ -48,13 +48,21 @@ mod x86 {
         let saved = unsafe { xcr0() };
         // XMM, YMM, opmask, the upper halves of ZMM0-15, and ZMM16-31.
         let zmm = saved & 0b1110_0110 == 0b1110_0110;
-        let leaf7 = __cpuid_count(7, 0);
+        let leaf7 = cpuid(7, 0);
         let [f, dq, bw, vl] = [16, 17, 30, 31].map(|n| bit(leaf7.ebx, n));
-        let bf16 = leaf7.eax >= 1 && bit(__cpuid_count(7, 1).eax, 5);
+        let bf16 = leaf7.eax >= 1 && bit(cpuid(7, 1).eax, 5);
         if zmm && f && dq && bw && vl && bf16 {
             AVX512_BF16
         } else {
             0
+        }
+    }
+
+    fn cpuid(leaf: u32, sub_leaf: u32) -> CpuidResult {
+        // SAFETY: every x86-64 processor has CPUID.
+        #[allow(unused_unsafe, reason = "a safe function in newer compilers")]
+        unsafe {
+            __cpuid_count(leaf, sub_leaf)
         }
     }
 

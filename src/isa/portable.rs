@@ -246,9 +246,9 @@ fn exponentiate(
                 prob *= factor;
             }
             high[i] = round(prob);
-            low[i] = round(prob - high[i]);
             rounded[i] += high[i];
             if call.precision == Precision::Bf16x2 {
+                low[i] = round(prob - high[i]);
                 rounded[i] += low[i];
             }
         }

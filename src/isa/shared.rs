@@ -117,8 +117,13 @@ pub fn advance(call: &Softmax<'_>, max: &[f32; PANEL_ROWS], state: &mut RowState
     for r in 0..call.rows {
         let score = max[r];
         // Not the product alone: -inf * 0 would be NaN.
-        let none = score == f32::NEG_INFINITY;
-        let max = if none { score } else { score * call.scale };
+        let max = if score == f32::NEG_INFINITY {
+            score
+        } else {
+            score * call.scale
+        };
+        // Also where a finite score leaves FP32 when scaled.
+        let none = max == f32::NEG_INFINITY;
         let old = state.reference[r];
         state.increment[r] = 0;
         match call.rescale {
@@ -200,10 +205,13 @@ pub fn collect_peaks(
     if !candidates {
         return;
     }
-    let mut key = [0_u32; PANEL_ROWS];
-    for (k, scores) in (0_u32..).zip(&s.0[..call.keys]) {
-        for ((key, score), max) in key.iter_mut().zip(scores).zip(&bases.max) {
-            *key = if score == max { k } else { *key };
+    // Among the keys that the row sees: a hidden one may have the same score.
+    let sees = call.visible.unwrap_or(&[i32::MAX; PANEL_ROWS]);
+    let mut key = [0_i32; PANEL_ROWS];
+    for (k, scores) in (0_i32..).zip(&s.0[..call.keys]) {
+        let rows = scores.iter().zip(&bases.max).zip(sees);
+        for (key, ((score, max), &sees)) in key.iter_mut().zip(rows) {
+            *key = if score == max && k < sees { k } else { *key };
         }
     }
     for r in (0..call.rows).filter(|&r| candidate[r]) {
@@ -212,7 +220,7 @@ pub fn collect_peaks(
         if !state.sum[r].is_finite() || exact < PEAK_SHARE * state.sum[r] {
             continue;
         }
-        let k = key[r] as usize;
+        let k = usize::try_from(key[r]).unwrap_or_default();
         let used = bf16_widen(half_of(p.0[k / 2][r], k));
         state.peaks[r].push(Peak {
             key: u32::try_from(call.first_key + k).unwrap_or(u32::MAX),
