@@ -325,7 +325,8 @@ pub enum Rescale {
     /// power of two and most blocks need none.
     #[default]
     Exact,
-    /// Algorithm 2 with the compensation of the paper's appendix.
+    /// Algorithm 2 with the compensation of the paper's appendix. With
+    /// [`Precision::Bf16x2`] there is nothing to compensate.
     Compensated,
 }
 

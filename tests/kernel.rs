@@ -41,7 +41,7 @@ suites![
     separate_values,
     ragged_batch,
     causal,
-    causal_hides_the_first_block,
+    causal_hides_blocks,
     no_keys,
     zero_columns,
     negative_and_zero_scales,
@@ -59,6 +59,7 @@ suites![
     non_finite_v,
     non_finite_v_in_a_hidden_key,
     non_finite_request_stays_alone,
+    special_values_at_full_width,
     poisoned_tail,
     unaligned_slices,
     subnormals,
@@ -140,7 +141,7 @@ fn causal(backend: Backend) {
     }
 }
 
-fn causal_hides_the_first_block(backend: Backend) {
+fn causal_hides_blocks(backend: Backend) {
     // Row 0 sees 5 keys, and the first 195 rows see nothing of the second block.
     let mut case = Case::new(1, 260, 264, 1, SMALL);
     case.causal = true;
@@ -407,18 +408,44 @@ fn non_finite_v_in_a_hidden_key(backend: Backend) {
 }
 
 fn non_finite_request_stays_alone(backend: Backend) {
-    let mut case = Case::new(3, 1, 300, 4, SMALL);
-    let clean = case.run(&modes(backend)[0]);
-    for k in 0..300 {
-        case.key(1, k).fill(bf16::NAN);
+    for dims in [SMALL, MLA] {
+        for bad in [bf16::NAN, bf16::INFINITY, bf16::NEG_INFINITY] {
+            let mut case = Case::new(3, 1, 300, 4, dims);
+            let clean = case.run(&modes(backend)[0]);
+            for k in 0..300 {
+                case.key(1, k).fill(bad);
+            }
+            case.check(backend);
+            let (o, lse) = case.run(&modes(backend)[0]);
+            for request in [0, 2] {
+                let o_range = request * 4 * dims.1..(request + 1) * 4 * dims.1;
+                assert_eq!(o[o_range.clone()], clean.0[o_range]);
+                let range = request * 4..(request + 1) * 4;
+                assert_eq!(lse[range.clone()], clean.1[range]);
+            }
+        }
     }
-    case.check(backend);
-    let (o, lse) = case.run(&modes(backend)[0]);
-    for request in [0, 2] {
-        let o_range = request * 4 * 128..(request + 1) * 4 * 128;
-        assert_eq!(o[o_range.clone()], clean.0[o_range]);
-        let range = request * 4..(request + 1) * 4;
-        assert_eq!(lse[range.clone()], clean.1[range]);
+}
+
+/// The widths that the kernel is for, with everything at once: a latent row that
+/// is key and value, several splits, a mask, zero columns and special values.
+fn special_values_at_full_width(backend: Backend) {
+    for bad in [bf16::NAN, bf16::INFINITY, bf16::NEG_INFINITY] {
+        for feature in [0, 300, 511, 512, 575] {
+            let mut case = Case::new(2, 2, 1100, 3, MLA);
+            case.causal = true;
+            for k in 0..1100 {
+                case.key(0, k)[100..130].fill(bf16::ZERO);
+                case.key(1, k)[100..130].fill(bf16::NEG_ZERO);
+            }
+            case.key(0, 1099)[feature] = bad;
+            case.q_row(1, 0, 2)[feature] = bad;
+            case.check(backend);
+            let (o, _) = case.run(&modes(backend)[0]);
+            // Position 0 of request 0 doesn't see key 1099.
+            assert!(o[..3 * 512].iter().all(|x| x.is_finite()));
+            assert!(o[100..130].iter().all(|&x| x == 0.0));
+        }
     }
 }
 

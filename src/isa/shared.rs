@@ -10,7 +10,7 @@ use crate::bits::{
     Increment, add_increment_f32, bf16_round, bf16_widen, compensation, mul_pow2_f32,
 };
 use crate::peaks::{PEAK_SHARE, Peak, difference};
-use crate::problem::Rescale;
+use crate::problem::{Precision, Rescale};
 use crate::tile::{
     BUFFER_STRIPS, OStrip, PANEL_ROWS, PTile, QPanel, RowState, STRIP, STile, VBuffer,
 };
@@ -142,7 +142,11 @@ pub fn advance(call: &Softmax<'_>, max: &[f32; PANEL_ROWS], state: &mut RowState
                     // Lines 6-9 in base 2: n = -rint(m), S32 = 2^(n + m).
                     let e = libm::rintf(max);
                     let s32 = libm::exp2f(max - e);
-                    let s16 = bf16_widen(bf16_round(s32));
+                    // A pair needs no scale that BF16 can hold: c is 1 then.
+                    let s16 = match call.precision {
+                        Precision::Bf16 => bf16_widen(bf16_round(s32)),
+                        Precision::Bf16x2 => s32,
+                    };
                     let c = s16 / s32;
                     let n = difference(libm::rintf(old), e);
                     let epsilon = compensation(state.c[r], c);

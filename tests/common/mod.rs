@@ -232,9 +232,10 @@ pub fn tolerance(options: &Options) -> f64 {
     };
     // The compensation, an integer addition, misses by half of a ratio that is at
     // most 2^-7 off one (`bits::compensation`); two in a row can add up.
-    let compensation = match options.rescale {
-        Rescale::Exact => 0.0,
-        Rescale::Compensated => 2_f64.powi(-7),
+    let compensation = match (options.rescale, options.precision) {
+        (Rescale::Compensated, Precision::Bf16) => 2_f64.powi(-7),
+        // With a pair there is nothing to compensate.
+        _ => 0.0,
     };
     // FP32 sums, and scores of modest size.
     let fp32 = 1e-5;
