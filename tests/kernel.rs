@@ -1,5 +1,6 @@
 //! The kernel against Golden: one suite, stamped onto every backend.
 
+#[macro_use]
 mod common;
 
 use amla::{BLOCK_KEYS, Backend, BackendId, SUPPORTED_DIMS};
@@ -8,29 +9,6 @@ use half::bf16;
 
 const MLA: (usize, usize) = (576, 512);
 const SMALL: (usize, usize) = (128, 128);
-
-/// Stamps the suite onto a backend.
-macro_rules! suite {
-    ($name:ident, $id:expr, [$($test:ident),* $(,)?]) => {
-        mod $name {
-            $(
-                #[test]
-                fn $test() {
-                    if let Some(backend) = super::common::backend($id) {
-                        super::$test(backend);
-                    }
-                }
-            )*
-        }
-    };
-}
-
-macro_rules! suites {
-    ($($tests:tt)*) => {
-        suite!(portable, amla::BackendId::Portable, [$($tests)*]);
-        suite!(avx512bf16, amla::BackendId::Avx512Bf16, [$($tests)*]);
-    };
-}
 
 suites![
     dims,
