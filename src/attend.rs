@@ -16,7 +16,7 @@
 //!     C2(i):  at the block's first panel: pack V
 //!             O = AS_FP32(AS_INT32(O) + N), total         lines 13-16, fused into
 //!             O = O + P V                                 lines 17, 18   one visit
-//!     Last:   add the peaks' residuals; O / l, lse        line 20, in `plan`
+//!     Last:   add the peaks' residuals                    then, in `plan`: O / l, lse (line 20)
 //! ```
 //!
 //! Deviations from the paper, each argued in `docs/algorithm.md`:
@@ -26,8 +26,8 @@
 //! 2. Exact mode replaces the real maximum by an integer exponent `e`, so that
 //!    every rescale is a power of two and no compensation is left to make.
 //!    Compensated mode keeps the paper's, with the appendix's (right) ratio.
-//! 3. Base 2 throughout: `log2(e) * softmax_scale` is one factor, applied in the
-//!    fused multiply-add that subtracts the reference.
+//! 3. Base 2 throughout: `log2(e) * softmax_scale` is one factor, applied to a
+//!    score's (exact) distance from the block's maximum.
 //! 4. The constant 1e-6 of line 11 is left out and the clamp of -30 is -255.
 //! 5. O is normalised by the sum of P as rounded, lse comes from the unrounded
 //!    sum, and what rounding took from the weightiest P returns at the end

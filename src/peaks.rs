@@ -4,7 +4,7 @@
 //! representable in BF16. A peaked row feels that: a few keys carry the whole
 //! sum. So each row remembers the residual `P - bf16(P)` of its weightiest
 //! block maxima and adds `residual * V[key]` once, when the row is finished. A
-//! flat row has no peaks and pays nothing.
+//! long flat row has no peaks and pays nothing.
 
 use crate::bits::mul_pow2_f32;
 
