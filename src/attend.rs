@@ -46,15 +46,20 @@ use half::bf16;
 
 use crate::bits::{Increment, add_increment_f32, bf16_widen};
 use crate::error::Error;
-use crate::isa::{Backend, Isa, Pv, Rows, Softmax, Visitor, half_of};
+use crate::isa::{Backend, Isa, Pv, Rows, Softmax, Strips, Visitor, half_of};
 use crate::problem::{Precision, Problem, Rescale};
 use crate::schedule::{SCORE_TILES, Stage, preload};
 use crate::tile::{BLOCK_KEYS, L0a, OStrip, PANEL_ROWS, RowState, STRIP, Tiles};
 
-/// Up to so many rows memory is what limits, and a block on its way from there is
+/// Up to so many rows memory limits as much as the multipliers do, and keys are
 /// asked for ahead (the NPU's MTE2). With more the processor's own prefetcher keeps
 /// up, and asking again showed no gain.
 const FEW_ROWS: usize = 16;
+/// Where C1 asks for keys, so many are on their way before the one it computes on.
+const LEAD: usize = 16;
+/// Keys that one C2 asks for beyond those, so that memory isn't idle meanwhile. C1
+/// asks for so many fewer.
+const AHEAD: usize = 64;
 
 /// How to compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -122,6 +127,9 @@ pub struct Group<'a> {
     pub rows: Range<usize>,
     /// Keys of the request.
     pub keys: Range<usize>,
+    /// Up to which key the same thread will attend next; the end of `keys` if it
+    /// doesn't go on.
+    pub reach: usize,
 }
 
 impl<'a> Group<'a> {
@@ -142,11 +150,25 @@ impl<'a> Group<'a> {
         PANEL_ROWS.min(self.rows.len() - panel * PANEL_ROWS)
     }
 
-    /// The keys of a block; none behind the last.
+    fn blocks(&self) -> usize {
+        self.keys.len().div_ceil(BLOCK_KEYS)
+    }
+
+    /// The keys of a block.
     fn block(&self, block: usize) -> Range<usize> {
-        let end = self.keys.end;
-        let start = end.min(self.keys.start + block * BLOCK_KEYS);
-        start..end.min(start + BLOCK_KEYS)
+        let start = self.keys.start + block * BLOCK_KEYS;
+        start..self.keys.end.min(start + BLOCK_KEYS)
+    }
+
+    /// Gathers the keys up to `to` that nobody has asked memory for, at most one
+    /// block of them.
+    fn ahead(&self, to: usize, asked: &mut usize, next: &mut Rows<'a>) {
+        let to = self.reach.min(to);
+        let from = to.min(*asked);
+        *asked = to.max(*asked);
+        next.gather(BLOCK_KEYS.min(to - from), |k| {
+            self.problem.key(self.request, from + k)
+        });
     }
 
     /// How many of the block's keys each row of the panel sees; `None` if all
@@ -218,7 +240,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
     const { assert!(D_QK.is_multiple_of(2) && D_V.is_multiple_of(STRIP)) };
     let problem = group.problem;
     let panels = group.panels();
-    let blocks = group.keys.len().div_ceil(BLOCK_KEYS);
+    let blocks = group.blocks();
     let strips = D_V / STRIP;
     // A negative scale's sign goes into Q, exactly.
     let scale = problem.log2_scale().abs();
@@ -239,6 +261,8 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
     }
 
     let (mut keys, mut values, mut next) = (Rows::NONE, Rows::NONE, Rows::NONE);
+    let direct = group.rows.len() <= I::DIRECT_ROWS;
+    let mut asked = group.keys.start + LEAD;
     let (mut finite, mut all_finite) = (true, true);
     for step in preload(blocks * panels) {
         match step.stage {
@@ -248,11 +272,15 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     let range = group.block(block);
                     let row = |k| problem.key(group.request, range.start + k);
                     keys.gather(range.len(), row);
+                    if direct {
+                        group.ahead(range.end + LEAD, &mut asked, &mut next);
+                    }
                 }
                 isa.qk::<D_QK>(
                     &tiles.l1.q[panel],
                     group.panel_rows(panel),
                     &keys,
+                    next.as_slice(),
                     &mut tiles.l0b,
                     &mut tiles.l0c[i % SCORE_TILES],
                 );
@@ -279,14 +307,16 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     let range = group.block(block);
                     let row = |k| problem.value(group.request, range.start + k);
                     values.gather(range.len(), row);
-                    if group.rows.len() <= FEW_ROWS {
+                    if direct {
+                        group.ahead(asked + AHEAD, &mut asked, &mut next);
+                    } else if group.rows.len() <= FEW_ROWS {
                         // C1 is two items ahead, as the schedule has it.
-                        let range = group.block(block + SCORE_TILES + 1);
-                        let row = |k| problem.key(group.request, range.start + k);
-                        next.gather(range.len(), row);
+                        let end = range.end + (SCORE_TILES + 1) * BLOCK_KEYS;
+                        group.ahead(end, &mut asked, &mut next);
                     }
-                    finite = !isa.pack_v::<D_V>(&values, &next, &mut tiles.l1.v);
-                    all_finite &= finite;
+                    if !direct {
+                        finite = !isa.pack_v::<D_V>(&values, next.as_slice(), &mut tiles.l1.v);
+                    }
                 }
                 let increment = &tiles.ub[panel].increment;
                 let call = Pv {
@@ -296,11 +326,18 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     increment: (block > 0).then_some(increment),
                 };
                 let o = &mut partial.o[panel * strips..][..strips];
-                if finite {
+                let left = if direct {
+                    isa.pv_direct::<D_V>(&call, &tiles.l0a, &values, next.as_slice(), o)
+                } else if finite {
                     isa.pv::<D_V>(&call, &tiles.l0a, &tiles.l1.v, &mut tiles.l0b, o);
+                    0
                 } else {
+                    Strips::MAX
+                };
+                if left != 0 {
+                    all_finite = false;
                     let visible = group.visible(panel, block);
-                    pv_non_finite(&call, &tiles.l0a, &values, visible, o);
+                    pv_non_finite(&call, &tiles.l0a, &values, visible, left, o);
                 }
             }
             Stage::Last => {
@@ -318,7 +355,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
     }
 }
 
-/// C2 where V holds an infinity or a NaN: IEEE arithmetic in FP32, and only over
+/// C2 of those strips where V holds an infinity or a NaN: IEEE arithmetic in FP32, and only over
 /// the keys that each row sees.
 #[cold]
 fn pv_non_finite(
@@ -326,9 +363,11 @@ fn pv_non_finite(
     p: &L0a,
     values: &Rows<'_>,
     visible: Option<[i32; PANEL_ROWS]>,
+    which: Strips,
     o: &mut [OStrip],
 ) {
-    for (strip, o) in o.iter_mut().enumerate() {
+    let strips = o.iter_mut().enumerate();
+    for (strip, o) in strips.filter(|(strip, _)| which & 1 << strip != 0) {
         for (r, o) in o[..call.rows].iter_mut().enumerate() {
             match call.increment {
                 Some(increment) => {

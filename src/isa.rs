@@ -93,32 +93,40 @@ pub struct Pv<'a> {
     pub increment: Option<&'a [i32; PANEL_ROWS]>,
 }
 
+/// A set of strips of O, a bit each.
+pub type Strips = u32;
+
 /// An instruction set's micro-kernels.
 ///
 /// Implementors are capability tokens: holding one proves that the processor
 /// has the instructions.
 pub trait Isa: Copy {
+    /// Up to so many rows [`pv_direct`](Isa::pv_direct) beats packing V first.
+    const DIRECT_ROWS: usize = 0;
+
     /// Packs up to [`PANEL_ROWS`] query rows of `D_QK` elements into a panel,
     /// zero rows behind them, the signs flipped if `negate`.
     fn pack_q<const D_QK: usize>(self, rows: &[&[bf16]], negate: bool, panel: &mut QPanel);
 
     /// Interleaves the block's values into strips, zero where a pair has no
-    /// second key, and tells whether any element is infinite or NaN. Meanwhile
-    /// asks for the rows of `next`, a block to come.
+    /// second key, and tells whether any element is infinite or NaN. May
+    /// ask for `next`, rows to come.
     fn pack_v<const D_V: usize>(
         self,
         values: &Rows<'_>,
-        next: &Rows<'_>,
+        next: &[&[bf16]],
         v: &mut [VBuffer; 3],
     ) -> bool;
 
-    /// C1: the scores of `keys` for the first `rows` rows of the panel. Lanes of
-    /// rows beyond are unspecified.
+    /// C1: the scores of `keys` for the first `rows` rows of the panel, which is as
+    /// [`pack_q`](Isa::pack_q) left it for so many. Lanes of rows beyond are
+    /// unspecified. May ask for `next`, rows to come.
     fn qk<const D_QK: usize>(
         self,
         q: &QPanel,
         rows: usize,
         keys: &Rows<'_>,
+        next: &[&[bf16]],
         scratch: &mut L0b,
         s: &mut STile,
     );
@@ -137,6 +145,21 @@ pub trait Isa: Copy {
         scratch: &mut L0b,
         o: &mut [OStrip],
     );
+
+    /// C2 over values that nobody packed, for up to [`DIRECT_ROWS`](Isa::DIRECT_ROWS)
+    /// rows: the same sums in the same order as [`pv`](Isa::pv). Returns the strips
+    /// that it left as they were because an element of V may not be finite. May ask
+    /// for `next`, rows to come.
+    fn pv_direct<const D_V: usize>(
+        self,
+        _call: &Pv<'_>,
+        _p: &L0a,
+        _values: &Rows<'_>,
+        _next: &[&[bf16]],
+        _o: &mut [OStrip],
+    ) -> Strips {
+        Strips::MAX
+    }
 
     /// Adds `increment` to the bits of every element
     /// ([`crate::bits::add_increment_f32`], bit for bit).

@@ -108,11 +108,13 @@ impl Plan {
         group: usize,
         split: usize,
     ) -> Group<'a> {
+        let keys = splits(problem.len(request)).nth(split).unwrap_or(0..0);
         Group {
             problem,
             request,
             rows: self.rows(group),
-            keys: splits(problem.len(request)).nth(split).unwrap_or(0..0),
+            reach: keys.end,
+            keys,
         }
     }
 
@@ -169,7 +171,8 @@ pub fn decode(
     for request in 0..problem.shape.b {
         for g in 0..plan.groups {
             for split in 0..splits(problem.len(request)).len() {
-                let group = plan.group(problem, request, g, split);
+                let mut group = plan.group(problem, request, g, split);
+                group.reach = problem.len(request);
                 let memory = if split == 0 { &mut *total } else { &mut *part };
                 options.backend.with(Task {
                     group: &group,

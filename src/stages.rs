@@ -150,7 +150,7 @@ impl<'a> Stages<'a> {
         impl Visitor for PackV<'_> {
             type Output = ();
             fn visit<I: Isa>(self, isa: I) {
-                isa.pack_v::<D_V>(self.1, &Rows::NONE, &mut self.0.l1.v);
+                isa.pack_v::<D_V>(self.1, &[], &mut self.0.l1.v);
             }
         }
         let mut values = Rows::NONE;
@@ -166,7 +166,7 @@ impl<'a> Stages<'a> {
             type Output = ();
             fn visit<I: Isa>(self, isa: I) {
                 let Tiles { l1, l0b, l0c, .. } = self.0;
-                isa.qk::<D_QK>(&l1.q[0], ROWS, self.1, l0b, &mut l0c[QK_TILE]);
+                isa.qk::<D_QK>(&l1.q[0], ROWS, self.1, &[], l0b, &mut l0c[QK_TILE]);
             }
         }
         let mut keys = Rows::NONE;

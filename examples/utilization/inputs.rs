@@ -56,9 +56,12 @@ fn normal(seed: u64, len: usize) -> Vec<bf16> {
 
 /// KV caches of one or more batches, one after the other: equal in content, each
 /// request with memory of its own.
+///
+/// They start on a cache line, as a host's allocator has it.
 #[derive(Default)]
 pub struct Caches {
-    elements: Vec<bf16>,
+    memory: Vec<bf16>,
+    start: usize,
     batches: usize,
 }
 
@@ -76,15 +79,24 @@ impl Caches {
     }
 
     fn repeated(inputs: &Inputs, s_k: usize, b: usize, batches: usize) -> Self {
+        const LINE: usize = 64;
+        let requests = b * batches;
+        let mut memory: Vec<bf16> = Vec::with_capacity(requests * s_k * D_QK + LINE);
+        let start = memory.as_ptr().align_offset(LINE);
+        memory.resize(start, bf16::ZERO);
+        for _ in 0..requests {
+            memory.extend_from_slice(&inputs.kv[..s_k * D_QK]);
+        }
         Self {
-            elements: inputs.kv[..s_k * D_QK].repeat(b * batches),
+            memory,
+            start,
             batches,
         }
     }
 
     /// All that there is.
     pub fn elements(&self) -> &[bf16] {
-        &self.elements
+        &self.memory[self.start..]
     }
 
     /// For how many batches.
@@ -94,8 +106,9 @@ impl Caches {
 
     /// One problem for each batch, all with the same queries.
     pub fn problems<'a>(&'a self, shape: Shape, q: &'a [bf16]) -> Vec<Problem<'a>> {
-        self.elements
-            .chunks(self.elements.len() / self.batches)
+        let elements = self.elements();
+        elements
+            .chunks(elements.len() / self.batches)
             // Keys are 192 wide before absorption.
             .map(|kv| Problem::dense(shape, q, kv, 192_f32.sqrt().recip()))
             .collect()

@@ -3,7 +3,7 @@
 //!
 //! | kernel | register tile | streams |
 //! |---|---|---|
-//! | C1 | 6 keys x 4 vectors of 16 rows (8 x 3, 12 x 2, 24 x 1 for narrow panels; up to 8 rows: rows x 4 or 2 vectors of 16 keys) | Q panel 256 B per feature pair, K by broadcast from the cache itself |
+//! | C1 | 6 keys x 4 vectors of 16 rows (8 x 3, 12 x 2, 24 x 1 for narrow panels; up to 8 rows: `few`) | Q panel 256 B per feature pair, K by broadcast from the cache itself |
 //! | C2 | 6 rows x 4 vectors of 16 columns | V strip 256 B per key pair, P by broadcast |
 //!
 //! Both keep 24 accumulators, so that neither the latency of the dot nor the
@@ -18,16 +18,19 @@
     reason = "pointer loads and feature-gated calls of the micro-kernels"
 )]
 
+mod few;
+
 use core::arch::x86_64::*;
 
 use half::bf16;
 
 use super::shared::{self, Bases, EXP2, EXP2_MIN};
-use super::{Isa, Pv, Rows, Softmax, detect};
+use super::{Isa, Pv, Rows, Softmax, Strips, detect};
 use crate::bits::Increment;
 use crate::problem::{Precision, Rescale};
 use crate::tile::{
-    BLOCK_PAIRS, L0a, L0b, OStrip, PANEL_ROWS, QPanel, RowState, STRIP, STile, VBuffer, ascend,
+    BLOCK_PAIRS, L0a, L0b, MAX_D_V, OStrip, PANEL_ROWS, PTile, QPanel, RowState, STRIP, STile,
+    VBuffer, ascend,
 };
 
 /// FP32 lanes of a vector.
@@ -49,6 +52,8 @@ impl Avx512Bf16 {
 }
 
 impl Isa for Avx512Bf16 {
+    const DIRECT_ROWS: usize = few::FEW_ROWS;
+
     fn pack_q<const D_QK: usize>(self, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
         // SAFETY: the token proves the features.
         unsafe { pack_q::<D_QK>(rows, negate, panel) }
@@ -57,7 +62,7 @@ impl Isa for Avx512Bf16 {
     fn pack_v<const D_V: usize>(
         self,
         values: &Rows<'_>,
-        next: &Rows<'_>,
+        next: &[&[bf16]],
         v: &mut [VBuffer; 3],
     ) -> bool {
         // SAFETY: the token proves the features.
@@ -69,20 +74,14 @@ impl Isa for Avx512Bf16 {
         q: &QPanel,
         rows: usize,
         keys: &Rows<'_>,
-        scratch: &mut L0b,
+        next: &[&[bf16]],
+        _scratch: &mut L0b,
         s: &mut STile,
     ) {
         // SAFETY: the token proves the features.
         unsafe {
             match rows {
-                0 | 1 => qk_few::<D_QK, 1, 4>(q, keys, scratch, s),
-                2 => qk_few::<D_QK, 2, 4>(q, keys, scratch, s),
-                3 => qk_few::<D_QK, 3, 4>(q, keys, scratch, s),
-                4 => qk_few::<D_QK, 4, 4>(q, keys, scratch, s),
-                5 => qk_few::<D_QK, 5, 4>(q, keys, scratch, s),
-                6 => qk_few::<D_QK, 6, 4>(q, keys, scratch, s),
-                7 => qk_few::<D_QK, 7, 2>(q, keys, scratch, s),
-                8 => qk_few::<D_QK, 8, 2>(q, keys, scratch, s),
+                0..=few::FEW_ROWS => few::qk::<D_QK>(q, rows, keys, next, s),
                 9..=16 => qk::<D_QK, 24, 1>(q, keys, s),
                 17..=32 => qk::<D_QK, 12, 2>(q, keys, s),
                 33..=48 => qk::<D_QK, 8, 3>(q, keys, s),
@@ -106,6 +105,18 @@ impl Isa for Avx512Bf16 {
     ) {
         // SAFETY: the token proves the features.
         unsafe { pv::<D_V>(call, p, v, o) }
+    }
+
+    fn pv_direct<const D_V: usize>(
+        self,
+        call: &Pv<'_>,
+        p: &L0a,
+        values: &Rows<'_>,
+        next: &[&[bf16]],
+        o: &mut [OStrip],
+    ) -> Strips {
+        // SAFETY: the token proves the features.
+        unsafe { few::pv::<D_V>(call, p, values, next, o) }
     }
 
     fn rescale(self, xs: &mut [f32], increment: Increment) {
@@ -134,6 +145,9 @@ impl Isa for Avx512Bf16 {
 fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
     const { assert!(D_QK.is_multiple_of(2 * LANES)) };
     let sign = _mm512_set1_epi32(if negate { 0x8000_8000_u32 } else { 0 }.cast_signed());
+    if rows.len() <= few::FEW_ROWS {
+        return few::pack_q::<D_QK>(rows, sign, panel);
+    }
     for (v, rows) in rows.chunks(LANES).enumerate() {
         for first in (0..D_QK / 2).step_by(LANES) {
             let mut block = [_mm512_setzero_si512(); LANES];
@@ -191,7 +205,7 @@ fn transpose(x: &mut [__m512i; LANES]) {
 /// magnitude: with the sign off, BF16 patterns are ordered as integers, and
 /// infinity and the NaNs are above all numbers.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn pack_v<const D_V: usize>(values: &Rows<'_>, next: &Rows<'_>, v: &mut [VBuffer; 3]) -> bool {
+fn pack_v<const D_V: usize>(values: &Rows<'_>, next: &[&[bf16]], v: &mut [VBuffer; 3]) -> bool {
     const INTERLEAVE: [[u16; 32]; 2] = {
         let mut index = [[0; 32]; 2];
         let mut i: u16 = 0;
@@ -210,7 +224,7 @@ fn pack_v<const D_V: usize>(values: &Rows<'_>, next: &Rows<'_>, v: &mut [VBuffer
     let magnitude = _mm512_set1_epi16(MAGNITUDE);
     let mut largest = _mm512_setzero_si512();
     for (k, pair) in values.as_slice().chunks(2).enumerate() {
-        for row in next.as_slice().iter().skip(2 * k).take(2) {
+        for row in next.iter().skip(2 * k).take(2) {
             prefetch::<_MM_HINT_T1>(row);
         }
         let even = &pair[0][..D_V];
@@ -317,83 +331,6 @@ fn qk_tile<const KEYS: usize, const VECS: usize>(
     }
 }
 
-/// C1 for half a vector of rows or fewer: lanes would idle, so keys take them.
-/// `16 * VECS` keys at a time are transposed as Q is, and Q comes by broadcast;
-/// each score's sum keeps its order, and so its bits.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn qk_few<const D_QK: usize, const ROWS: usize, const VECS: usize>(
-    q: &QPanel,
-    keys: &Rows<'_>,
-    scratch: &mut L0b,
-    s: &mut STile,
-) {
-    let keys = keys.as_slice();
-    let k = &mut scratch[0].0[..PAIRS_K];
-    for (group, s) in s.0.chunks_mut(LANES * VECS).enumerate() {
-        let first = group * LANES * VECS;
-        if first >= keys.len() {
-            break;
-        }
-        let mut sums = [[_mm512_setzero_ps(); VECS]; ROWS];
-        for (chunk, q) in q.0[..D_QK / 2].chunks(PAIRS_K).enumerate() {
-            for (block, k) in k[..q.len()].chunks_mut(LANES).enumerate() {
-                let feature = 2 * (chunk * PAIRS_K + block * LANES);
-                for v in 0..VECS {
-                    // A block at the end repeats its last key; nobody reads the copies.
-                    let mut square = [_mm512_setzero_si512(); LANES];
-                    for (i, row) in square.iter_mut().enumerate() {
-                        let key = keys[(first + v * LANES + i).min(keys.len() - 1)];
-                        *row = load_row(&key[feature..]);
-                    }
-                    transpose(&mut square);
-                    for (k, column) in k.iter_mut().zip(square) {
-                        store(&mut k.as_chunks_mut().0[v], _mm512_castsi512_ps(column));
-                    }
-                }
-            }
-            let mut acc = [[_mm512_setzero_ps(); VECS]; ROWS];
-            let next = keys.get(first + LANES * VECS..).unwrap_or_default();
-            for (pair, (q, k)) in q.iter().zip(&*k).enumerate() {
-                // Three lines of each of the next keys, a few at a time.
-                let feature = 2 * (chunk * PAIRS_K + pair % 3 * LANES);
-                for key in next.iter().skip(pair / 3 * VECS).take(VECS) {
-                    prefetch::<_MM_HINT_T0>(
-                        key.get(feature..feature + 2 * LANES).unwrap_or_default(),
-                    );
-                }
-                let k: [__m512bh; VECS] = core::array::from_fn(|v| {
-                    as_pairs(_mm512_castps_si512(load(&k.as_chunks().0[v])))
-                });
-                for (acc, q) in acc.iter_mut().zip(q) {
-                    let q = as_pairs(_mm512_set1_epi32(q.cast_signed()));
-                    for (acc, k) in acc.iter_mut().zip(k) {
-                        *acc = _mm512_dpbf16_ps(*acc, k, q);
-                    }
-                }
-            }
-            for (sums, acc) in sums.iter_mut().zip(acc) {
-                for (sum, acc) in sums.iter_mut().zip(acc) {
-                    *sum = if chunk == 0 {
-                        acc
-                    } else {
-                        _mm512_add_ps(*sum, acc)
-                    };
-                }
-            }
-        }
-        for (v, s) in s.chunks_mut(LANES).enumerate() {
-            let mut block = [_mm512_setzero_si512(); LANES];
-            for (block, sums) in block.iter_mut().zip(sums) {
-                *block = _mm512_castps_si512(sums[v]);
-            }
-            transpose(&mut block);
-            for (s, column) in s.iter_mut().zip(block) {
-                store(&mut s.as_chunks_mut().0[0], _mm512_castsi512_ps(column));
-            }
-        }
-    }
-}
-
 /// V1: maximum, reference, probabilities, peaks.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn softmax(call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
@@ -439,19 +376,31 @@ fn limits(call: &Softmax<'_>, v: usize) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn block_max<const MASKED: bool>(call: &Softmax<'_>, s: &STile, v: usize) -> __m512 {
+    // Four chains, so that the latency of the maximum is not what limits.
+    const CHAINS: usize = 4;
     let limits = limits(call, v);
-    let mut max = _mm512_set1_ps(f32::NEG_INFINITY);
-    for (k, s) in (0_i32..).zip(&s.0[..call.keys]) {
-        let s = load(&s.as_chunks().0[v]);
-        // The second operand is returned where the first is NaN.
-        max = if MASKED {
-            let sees = _mm512_cmpgt_epi32_mask(limits, _mm512_set1_epi32(k));
-            _mm512_mask_max_ps(max, sees, s, max)
-        } else {
-            _mm512_max_ps(s, max)
-        };
+    let mut max = [_mm512_set1_ps(f32::NEG_INFINITY); CHAINS];
+    for (group, s) in s.0[..call.keys].chunks(CHAINS).enumerate() {
+        for ((i, s), max) in s.iter().enumerate().zip(&mut max) {
+            let s = load(&s.as_chunks().0[v]);
+            // The second operand is returned where the first is NaN.
+            *max = if MASKED {
+                let sees = _mm512_cmpgt_epi32_mask(limits, lanes_of(group * CHAINS + i));
+                _mm512_mask_max_ps(*max, sees, s, *max)
+            } else {
+                _mm512_max_ps(s, *max)
+            };
+        }
     }
-    max
+    let [a, b, c, d] = max;
+    _mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d))
+}
+
+/// The same key in all lanes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn lanes_of(key: usize) -> __m512i {
+    _mm512_set1_epi32(i32::try_from(key).unwrap_or(i32::MAX))
 }
 
 /// P of 16 rows, pair by pair, and the row sums.
@@ -474,19 +423,28 @@ fn exponentiate<const MASKED: bool, const LOW: bool>(
     let exact = call.rescale == Rescale::Exact;
     let mut sums = [_mm512_setzero_ps(); 2];
     let mut rounded = _mm512_setzero_ps();
-    for (pair, s) in s.0[..call.keys].chunks(2).enumerate() {
+    for (pair, s) in s.0.as_chunks::<2>().0[..call.keys.div_ceil(2)]
+        .iter()
+        .enumerate()
+    {
+        // Loops, not closures: those don't inherit the features.
         let mut prob = [_mm512_setzero_ps(); 2];
-        for ((i, s), (prob, sum)) in (0_i32..).zip(s).zip(prob.iter_mut().zip(&mut sums)) {
-            let below = _mm512_sub_ps(load(&s.as_chunks().0[v]), max);
-            *prob = exp2(_mm512_fmadd_ps(below, scale, offset));
+        for i in 0..2 {
+            let below = _mm512_sub_ps(load(&s[i].as_chunks().0[v]), max);
+            prob[i] = exp2(_mm512_fmadd_ps(below, scale, offset));
             if MASKED {
-                let k = i + i32::try_from(2 * pair).unwrap_or(i32::MAX);
-                let sees = _mm512_cmpgt_epi32_mask(limits, _mm512_set1_epi32(k));
-                *prob = _mm512_maskz_mov_ps(sees, *prob);
+                let sees = _mm512_cmpgt_epi32_mask(limits, lanes_of(2 * pair + i));
+                prob[i] = _mm512_maskz_mov_ps(sees, prob[i]);
             }
-            *sum = _mm512_add_ps(*sum, *prob);
+        }
+        if 2 * pair + 1 == call.keys {
+            // Behind the last key is what an earlier block left.
+            prob[1] = _mm512_setzero_ps();
+        }
+        for i in 0..2 {
+            sums[i] = _mm512_add_ps(sums[i], prob[i]);
             if !exact {
-                *prob = _mm512_mul_ps(*prob, factor);
+                prob[i] = _mm512_mul_ps(prob[i], factor);
             }
         }
         let high = round_pair(prob);

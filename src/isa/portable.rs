@@ -34,7 +34,7 @@ impl Isa for Portable {
     fn pack_v<const D_V: usize>(
         self,
         values: &Rows<'_>,
-        _next: &Rows<'_>,
+        _next: &[&[bf16]],
         v: &mut [VBuffer; 3],
     ) -> bool {
         shared::pack_v::<D_V>(values, v)
@@ -45,6 +45,7 @@ impl Isa for Portable {
         q: &QPanel,
         rows: usize,
         keys: &Rows<'_>,
+        _next: &[&[bf16]],
         scratch: &mut L0b,
         s: &mut STile,
     ) {

@@ -185,6 +185,9 @@ fn offset(score: f32, max: f32, scale: f32, reference: f32) -> f32 {
     }
 }
 
+/// Rows that [`collect_peaks`] looks at together.
+const LANES: usize = 16;
+
 /// Remembers the block's largest probabilities where they are peaks
 /// ([`crate::peaks`]), with what rounding took from them.
 #[inline(always)]
@@ -212,10 +215,18 @@ pub fn collect_peaks(
     // Among the keys that the row sees: a hidden one may have the same score.
     let sees = call.visible.unwrap_or(&[i32::MAX; PANEL_ROWS]);
     let mut key = [0_i32; PANEL_ROWS];
-    for (k, scores) in (0_i32..).zip(&s.0[..call.keys]) {
-        let rows = scores.iter().zip(&bases.max).zip(sees);
-        for (key, ((score, max), &sees)) in key.iter_mut().zip(rows) {
-            *key = if score == max && k < sees { k } else { *key };
+    for (v, key) in key.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+        if !candidate.as_chunks::<LANES>().0[v].contains(&true) {
+            continue;
+        }
+        let max = &bases.max.as_chunks::<LANES>().0[v];
+        let sees = &sees.as_chunks::<LANES>().0[v];
+        for (k, scores) in (0_i32..).zip(&s.0[..call.keys]) {
+            let scores = &scores.as_chunks::<LANES>().0[v];
+            let rows = scores.iter().zip(max).zip(sees);
+            for (key, ((score, max), &sees)) in key.iter_mut().zip(rows) {
+                *key = if score == max && k < sees { k } else { *key };
+            }
         }
     }
     for r in (0..call.rows).filter(|&r| candidate[r]) {

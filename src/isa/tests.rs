@@ -8,7 +8,7 @@ use std::vec::Vec;
 
 use half::bf16;
 
-use super::{Backend, BackendId, Isa, Pv, Rows, Softmax, Visitor};
+use super::{Backend, BackendId, Isa, Pv, Rows, Softmax, Strips, Visitor};
 use crate::bits::{Increment, add_increment_f32, bf16_widen};
 use crate::problem::{Precision, Rescale};
 use crate::tile::{
@@ -33,6 +33,9 @@ struct Stages {
     tiles: Box<Workspace>,
     o: Vec<OStrip>,
     non_finite: bool,
+    /// The same from unpacked values, and the strips left out, where the backend
+    /// offers it for so few rows.
+    direct: Option<(Vec<OStrip>, Strips)>,
 }
 
 /// Runs all stages on one panel and block.
@@ -67,8 +70,8 @@ impl Visitor for Run<'_> {
         keys.gather(self.len, |k| &self.keys[k * MAX_D_QK..][..MAX_D_QK]);
         values.gather(self.len, |k| &self.values[k * MAX_D_V..][..MAX_D_V]);
         isa.pack_q::<MAX_D_QK>(&q, false, &mut l1.q[0]);
-        let non_finite = isa.pack_v::<MAX_D_V>(&values, &keys, &mut l1.v);
-        isa.qk::<MAX_D_QK>(&l1.q[0], self.rows, &keys, l0b, &mut l0c[0]);
+        let non_finite = isa.pack_v::<MAX_D_V>(&values, keys.as_slice(), &mut l1.v);
+        isa.qk::<MAX_D_QK>(&l1.q[0], self.rows, &keys, &[], l0b, &mut l0c[0]);
         ub[0] = RowState::START;
         let call = Softmax {
             rows: self.rows,
@@ -86,12 +89,19 @@ impl Visitor for Run<'_> {
             precision: self.precision,
             increment: self.increment,
         };
-        let mut o: Vec<OStrip> = std::vec![[[0.75; STRIP]; PANEL_ROWS]; STRIPS];
+        let start: Vec<OStrip> = std::vec![[[0.75; STRIP]; PANEL_ROWS]; STRIPS];
+        let mut o = start.clone();
         isa.pv::<MAX_D_V>(&call, l0a, &l1.v, l0b, &mut o);
+        let direct = (self.rows <= I::DIRECT_ROWS).then(|| {
+            let mut o = start;
+            let left = isa.pv_direct::<MAX_D_V>(&call, l0a, &values, keys.as_slice(), &mut o);
+            (o, left)
+        });
         Stages {
             tiles,
             o,
             non_finite,
+            direct,
         }
     }
 }
@@ -122,7 +132,7 @@ const SHAPES: [(usize, usize); 15] = [
 ];
 
 #[test]
-fn scores_have_the_same_bits_everywhere() {
+fn scores_have_the_same_bits_everywhere_but_in_few_rows() {
     let (q, keys) = (numbers(1, 64 * MAX_D_QK), numbers(2, BLOCK_KEYS * MAX_D_QK));
     let values = numbers(3, BLOCK_KEYS * MAX_D_V);
     for (rows, len) in SHAPES {
@@ -130,20 +140,31 @@ fn scores_have_the_same_bits_everywhere() {
             let got = backend.with(run(&q, &keys, &values, rows, len));
             for r in 0..rows {
                 for k in 0..len {
+                    let product =
+                        |i: usize| q[r * MAX_D_QK + i].to_f32() * keys[k * MAX_D_QK + i].to_f32();
+                    let score = got.tiles.tiles.l0c[0].0[k][r];
+                    if got.direct.is_some() {
+                        // A sum of exact products in any order, 128 additions deep at most.
+                        let products = (0..MAX_D_QK).map(product).map(f64::from);
+                        let want: f64 = products.clone().sum();
+                        let bound = 2_f64.powi(-17) * products.map(f64::abs).sum::<f64>();
+                        assert!(
+                            (f64::from(score) - want).abs() <= bound,
+                            "{backend:?} {r} {k}"
+                        );
+                        continue;
+                    }
                     let mut want = 0.0;
                     for start in (0..MAX_D_QK).step_by(ascend::BASE_K) {
                         let mut chunk = 0.0;
                         for pair in (start..start + ascend::BASE_K).step_by(2) {
                             // Exact products; of a pair, the odd one first.
-                            for i in [pair + 1, pair] {
-                                let key = keys[k * MAX_D_QK + i].to_f32();
-                                chunk += q[r * MAX_D_QK + i].to_f32() * key;
-                            }
+                            chunk += product(pair + 1);
+                            chunk += product(pair);
                         }
                         want += chunk;
                     }
-                    let got = got.tiles.tiles.l0c[0].0[k][r];
-                    assert_eq!(got.to_bits(), f32::to_bits(want), "{backend:?} {r} {k}");
+                    assert_eq!(score.to_bits(), f32::to_bits(want), "{backend:?} {r} {k}");
                 }
             }
         }
@@ -275,6 +296,10 @@ fn products_have_the_same_bits_everywhere() {
                         let got = got.o[column / STRIP][r][column % STRIP];
                         assert_eq!(got.to_bits(), want.to_bits(), "{backend:?} {r} {column}");
                     }
+                    if let Some((direct, left)) = &got.direct {
+                        assert_eq!(*left, 0);
+                        assert_eq!(direct, &got.o, "{backend:?} {rows} {len}");
+                    }
                     // What lies beyond the rows is somebody else's.
                     for r in rows..PANEL_ROWS {
                         assert_eq!(got.o[0][r], [0.75; STRIP]);
@@ -300,6 +325,43 @@ fn non_finite_values_are_seen() {
                 assert!(seen(&values), "{backend:?} {at} {bad}");
                 values[at] = bf16::MAX;
                 assert!(!seen(&values));
+            }
+        }
+    }
+}
+
+#[test]
+fn strips_with_non_finite_values_are_left_alone() {
+    let (q, keys) = (
+        numbers(13, 8 * MAX_D_QK),
+        numbers(14, BLOCK_KEYS * MAX_D_QK),
+    );
+    let increments = [Increment::pow2(-1).bits(); PANEL_ROWS];
+    for backend in backends() {
+        for rows in 1..=8 {
+            for (key, column) in [(0, 0), (1, 63), (2, 64), (100, 200), (100, 511)] {
+                for bad in [bf16::NAN, bf16::INFINITY, bf16::NEG_INFINITY] {
+                    let mut values = numbers(15, BLOCK_KEYS * MAX_D_V);
+                    let run = |values: &[bf16]| {
+                        backend.with(Run {
+                            increment: Some(&increments),
+                            ..run(&q, &keys, values, rows, 101)
+                        })
+                    };
+                    let clean = run(&values);
+                    values[key * MAX_D_V + column] = bad;
+                    let Some((o, left)) = run(&values).direct else {
+                        continue;
+                    };
+                    assert_ne!(left & 1 << (column / STRIP), 0, "{backend:?} {rows} {key}");
+                    for (i, (o, clean)) in o.iter().zip(&clean.o).enumerate() {
+                        if left & 1 << i == 0 {
+                            assert_eq!(o, clean, "{backend:?} {rows} {key} {i}");
+                        } else {
+                            assert_eq!(o, &[[0.75; STRIP]; PANEL_ROWS], "{backend:?} {rows}");
+                        }
+                    }
+                }
             }
         }
     }

@@ -1,0 +1,342 @@
+//! C1 and C2 for up to [`FEW_ROWS`] rows, where memory limits as much as the dots
+//! do: nothing is packed but Q, and all that is read is asked for a block ahead.
+//!
+//! | kernel | register tile | streams |
+//! |---|---|---|
+//! | C1 | 8 keys x 1 or 2 rows, 6 x 3 or 4, 4 x 5 or 6, 3 x 7 or 8, one vector each | Q row-major, K from the cache itself |
+//! | C2 | 1 row x 16 vectors of 16 columns, 2 or 3 x 8, 4 to 6 x 4 (7 and 8 in two) | V from the cache itself, P by broadcast |
+//!
+//! C1 has features in the lanes: a score is a sum over 16 lanes in the end, which
+//! costs two shuffles, where rows or keys in the lanes would leave lanes idle or
+//! cost 72 shuffles per key to transpose it. C2 interleaves two keys by half lanes
+//! of 128 bits on their way into the dot, and O's columns alike.
+
+use super::*;
+
+/// Up to so many rows these kernels beat those for panels.
+pub(super) const FEW_ROWS: usize = 8;
+
+/// Dots of one query row.
+const fn vectors(d_qk: usize) -> usize {
+    d_qk / (2 * LANES)
+}
+
+/// Q as C1 reads it here: row-major, from the panel's start.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub(super) fn pack_q<const D_QK: usize>(rows: &[&[bf16]], sign: __m512i, panel: &mut QPanel) {
+    let out = panel.0.as_flattened_mut().as_chunks_mut().0;
+    for (row, out) in rows.iter().zip(out.chunks_mut(vectors(D_QK))) {
+        for (pairs, out) in row[..D_QK].chunks(2 * LANES).zip(out) {
+            store_pairs(out, _mm512_xor_si512(load_row(pairs), sign));
+        }
+    }
+}
+
+/// C1 of up to [`FEW_ROWS`] rows.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub(super) fn qk<const D_QK: usize>(
+    q: &QPanel,
+    rows: usize,
+    keys: &Rows<'_>,
+    next: &[&[bf16]],
+    s: &mut STile,
+) {
+    match rows {
+        0 | 1 => qk_rows::<D_QK, 1, 8>(q, keys, next, s),
+        2 => qk_rows::<D_QK, 2, 8>(q, keys, next, s),
+        3 => qk_rows::<D_QK, 3, 6>(q, keys, next, s),
+        4 => qk_rows::<D_QK, 4, 6>(q, keys, next, s),
+        5 => qk_rows::<D_QK, 5, 4>(q, keys, next, s),
+        6 => qk_rows::<D_QK, 6, 4>(q, keys, next, s),
+        7 => qk_rows::<D_QK, 7, 3>(q, keys, next, s),
+        _ => qk_rows::<D_QK, 8, 3>(q, keys, next, s),
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn qk_rows<const D_QK: usize, const ROWS: usize, const KEYS: usize>(
+    q: &QPanel,
+    keys: &Rows<'_>,
+    next: &[&[bf16]],
+    s: &mut STile,
+) {
+    let keys = keys.as_slice();
+    let steps = keys.len().div_ceil(KEYS) * vectors(D_QK);
+    let mut ahead = Ahead::of(next, steps);
+    let (q, _) = q.0.as_flattened().as_chunks();
+    let q: [&[[u32; LANES]]; ROWS] =
+        core::array::from_fn(|r| &q[r * vectors(D_QK)..][..vectors(D_QK)]);
+    for (group, s) in s.0.chunks_mut(KEYS).enumerate() {
+        let first = group * KEYS;
+        if first >= keys.len() {
+            break;
+        }
+        // A group at the end repeats its last key; nobody reads the copies.
+        let rows: [&[bf16; D_QK]; KEYS] = core::array::from_fn(|i| {
+            let row = keys[(first + i).min(keys.len() - 1)];
+            &row.as_chunks().0[0]
+        });
+        let mut acc = [[_mm512_setzero_ps(); ROWS]; KEYS];
+        for v in 0..vectors(D_QK) {
+            ahead.step();
+            let q: [__m512bh; ROWS] = core::array::from_fn(|r| load_pairs(&q[r][v]));
+            for (acc, row) in acc.iter_mut().zip(rows) {
+                let k = as_pairs(load_row(&row[v * 2 * LANES..]));
+                for (acc, q) in acc.iter_mut().zip(q) {
+                    *acc = _mm512_dpbf16_ps(*acc, q, k);
+                }
+            }
+        }
+        let mut sums = [0.0; 32];
+        for (acc, sums) in acc.as_flattened().chunks(4).zip(sums.as_chunks_mut().0) {
+            let zero = _mm512_setzero_ps();
+            let acc = core::array::from_fn(|i| acc.get(i).copied().unwrap_or(zero));
+            sum_lanes(acc, sums);
+        }
+        for (sums, s) in sums.chunks(ROWS).zip(s) {
+            s[..ROWS].copy_from_slice(sums);
+        }
+    }
+}
+
+/// The sum of each vector's lanes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn sum_lanes([a, b, c, d]: [__m512; 4], sums: &mut [f32; 4]) {
+    // Lane by lane of 128 bits: a0 + a2, b0 + b2, a1 + a3, b1 + b3; then a, b, c, d.
+    let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    let (ab, cd) = (_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    let low = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
+    let high = _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
+    let sum = _mm512_add_ps(low, high);
+    let [low, high] = [
+        _mm512_castps512_ps256(sum),
+        _mm512_extractf32x8_ps::<1>(sum),
+    ];
+    let sum = _mm256_add_ps(low, high);
+    let sum = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps::<1>(sum));
+    // SAFETY: 4 f32 are 16 bytes; no alignment needed.
+    unsafe { _mm_storeu_ps(sums.as_mut_ptr(), sum) }
+}
+
+/// Columns that two vectors of O hold: those of one vector of V.
+const PIECE: usize = 2 * LANES;
+
+/// C2 of up to [`FEW_ROWS`] rows: [`Isa::pv_direct`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub(super) fn pv<const D_V: usize>(
+    call: &Pv<'_>,
+    p: &L0a,
+    values: &Rows<'_>,
+    next: &[&[bf16]],
+    o: &mut [OStrip],
+) -> Strips {
+    // One row of narrow values is no reason for another tile.
+    let whole = D_V.is_multiple_of(8 * PIECE);
+    let c2 = Few {
+        call,
+        p,
+        values: values.as_slice(),
+    };
+    let steps = |pieces| D_V / (pieces * PIECE) * c2.values.len().div_ceil(2);
+    match call.rows {
+        0 | 1 if whole => pv_rows::<1, 0, 8>(&c2, &mut Ahead::of(next, steps(8)), D_V, o),
+        0 | 1 => pv_rows::<1, 0, 4>(&c2, &mut Ahead::of(next, steps(4)), D_V, o),
+        2 => pv_rows::<2, 0, 4>(&c2, &mut Ahead::of(next, steps(4)), D_V, o),
+        3 => pv_rows::<3, 0, 4>(&c2, &mut Ahead::of(next, steps(4)), D_V, o),
+        4 => pv_rows::<4, 0, 2>(&c2, &mut Ahead::of(next, steps(2)), D_V, o),
+        5 => pv_rows::<5, 0, 2>(&c2, &mut Ahead::of(next, steps(2)), D_V, o),
+        6 => pv_rows::<6, 0, 2>(&c2, &mut Ahead::of(next, steps(2)), D_V, o),
+        7 => pv_rows::<4, 3, 2>(&c2, &mut Ahead::of(next, steps(2)), D_V, o),
+        _ => pv_rows::<4, 4, 2>(&c2, &mut Ahead::of(next, steps(2)), D_V, o),
+    }
+}
+
+/// What all tiles of C2 share.
+struct Few<'a> {
+    call: &'a Pv<'a>,
+    p: &'a L0a,
+    values: &'a [&'a [bf16]],
+}
+
+/// `FIRST` rows and then `THEN` more, `PIECES` pieces at a time.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn pv_rows<const FIRST: usize, const THEN: usize, const PIECES: usize>(
+    c2: &Few<'_>,
+    ahead: &mut Ahead<'_>,
+    d_v: usize,
+    o: &mut [OStrip],
+) -> Strips {
+    let strips = PIECES * PIECE / STRIP;
+    let mut left = 0;
+    for (visit, o) in o[..d_v / STRIP].chunks_mut(strips).enumerate() {
+        // A V that isn't finite makes every row's O so, since 0 times it is NaN.
+        if pv_tile::<FIRST, PIECES>(c2, ahead, visit, 0, true, o) {
+            pv_tile::<THEN, PIECES>(c2, ahead, visit, FIRST, false, o);
+        } else {
+            left |= ((1 << strips) - 1) << (visit * strips);
+        }
+    }
+    left
+}
+
+/// `ROWS` rows from `row` on, of the visit's columns. If `check`, O is left as it
+/// was and the result is `false` where it would not be finite.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn pv_tile<const ROWS: usize, const PIECES: usize>(
+    c2: &Few<'_>,
+    ahead: &mut Ahead<'_>,
+    visit: usize,
+    row: usize,
+    check: bool,
+    o: &mut [OStrip],
+) -> bool {
+    // Where V's halves of 128 bits interleave, four columns of the first vector of
+    // 16 are followed by those eight further on.
+    let low = _mm512_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+    let high = _mm512_setr_epi32(4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    let mut acc: Acc<ROWS, PIECES> = [[[_mm512_setzero_ps(); 2]; PIECES]; ROWS];
+    if let Some(increment) = c2.call.increment {
+        for (r, acc) in acc.iter_mut().enumerate() {
+            let increment = increment[row + r];
+            let lanes = _mm512_set1_epi32(increment);
+            for (i, acc) in acc.iter_mut().enumerate() {
+                let piece = &o[i * PIECE / STRIP][row + r].as_chunks().0[i % 2 * 2..];
+                let [a, b] = [load(&piece[0]), load(&piece[1])];
+                *acc = [
+                    _mm512_permutex2var_ps(a, low, b),
+                    _mm512_permutex2var_ps(a, high, b),
+                ];
+                // Most blocks don't move the reference: nothing to add then.
+                if increment != 0 {
+                    *acc = [add_increment(acc[0], lanes), add_increment(acc[1], lanes)];
+                }
+            }
+        }
+    }
+    let column = visit * PIECES * PIECE;
+    acc = accumulate(c2.values, &c2.p.high, column, row, acc, ahead);
+    if c2.call.precision == Precision::Bf16x2 {
+        acc = accumulate(c2.values, &c2.p.low, column, row, acc, ahead);
+    }
+    if check {
+        const NOT_FINITE: i32 = 0x01 | 0x08 | 0x10 | 0x80;
+        let mut wrong = 0;
+        for &acc in acc.as_flattened().as_flattened() {
+            wrong |= _mm512_fpclass_ps_mask::<NOT_FINITE>(acc);
+        }
+        if wrong != 0 {
+            return false;
+        }
+    }
+    let first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    let second = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+    for (r, acc) in acc.iter().enumerate() {
+        for (i, &[a, b]) in acc.iter().enumerate() {
+            let piece = &mut o[i * PIECE / STRIP][row + r].as_chunks_mut().0[i % 2 * 2..];
+            store(&mut piece[0], _mm512_permutex2var_ps(a, first, b));
+            store(&mut piece[1], _mm512_permutex2var_ps(a, second, b));
+        }
+    }
+    true
+}
+
+/// The accumulators of a tile: rows x pieces x the two halves of a piece.
+type Acc<const ROWS: usize, const PIECES: usize> = [[[__m512; 2]; PIECES]; ROWS];
+
+/// `acc[row][column] += sum over pairs of p[pair][row] . v[pair][column]`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn accumulate<const ROWS: usize, const PIECES: usize>(
+    values: &[&[bf16]],
+    p: &PTile,
+    column: usize,
+    row: usize,
+    mut acc: Acc<ROWS, PIECES>,
+    ahead: &mut Ahead<'_>,
+) -> Acc<ROWS, PIECES> {
+    static ZEROS: [bf16; MAX_D_V] = [bf16::ZERO; _];
+    let end = column + PIECES * PIECE;
+    assert!(row + ROWS <= PANEL_ROWS && end <= ZEROS.len());
+    assert!(values.iter().all(|value| value.len() >= end));
+    for (k, p) in p.0[..values.len().div_ceil(2)].iter().enumerate() {
+        if row == 0 {
+            ahead.step();
+        }
+        let even = values[2 * k].as_ptr();
+        let odd = values
+            .get(2 * k + 1)
+            .map_or(&raw const ZEROS[0], |value| value.as_ptr());
+        let mut v = [[_mm512_setzero_si512(); 2]; PIECES];
+        for (i, v) in v.iter_mut().enumerate() {
+            // SAFETY: asserted above: values and zeros have `end` elements at least.
+            let (even, odd) = unsafe {
+                let at = column + i * PIECE;
+                (
+                    _mm512_loadu_si512(even.add(at).cast()),
+                    _mm512_loadu_si512(odd.add(at).cast()),
+                )
+            };
+            *v = [
+                _mm512_unpacklo_epi16(even, odd),
+                _mm512_unpackhi_epi16(even, odd),
+            ];
+        }
+        for (acc, p) in acc.iter_mut().zip(&p[row..row + ROWS]) {
+            let p = as_pairs(_mm512_set1_epi32(p.cast_signed()));
+            for (acc, v) in acc.iter_mut().zip(v) {
+                acc[0] = _mm512_dpbf16_ps(acc[0], as_pairs(v[0]), p);
+                acc[1] = _mm512_dpbf16_ps(acc[1], as_pairs(v[1]), p);
+            }
+        }
+    }
+    acc
+}
+
+/// Rows on their way from memory: asked for line by line in the order that they
+/// lie there, so that the processor's own prefetcher joins in.
+struct Ahead<'a> {
+    rows: core::slice::Iter<'a, &'a [bf16]>,
+    line: *const bf16,
+    /// Lines of the row that are left.
+    lines: usize,
+    per_step: usize,
+}
+
+impl<'a> Ahead<'a> {
+    /// All lines of `rows`, spread over `steps` steps.
+    fn of(rows: &'a [&'a [bf16]], steps: usize) -> Self {
+        let lines = rows.len() * rows.first().map_or(0, |row| row.len() / Self::LINE);
+        Self {
+            rows: rows.iter(),
+            line: core::ptr::null(),
+            lines: 0,
+            per_step: lines.div_ceil(steps.max(1)),
+        }
+    }
+
+    /// Elements of a cache line.
+    const LINE: usize = 2 * LANES;
+
+    /// Asks for the next lines.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    fn step(&mut self) {
+        for _ in 0..self.per_step {
+            if self.lines == 0 {
+                let Some(row) = self.rows.next() else { return };
+                self.line = row.as_ptr();
+                self.lines = row.len() / Self::LINE;
+            }
+            // SAFETY: a prefetch touches no memory as far as the program can tell.
+            #[allow(unused_unsafe, reason = "a safe function in newer compilers")]
+            unsafe {
+                _mm_prefetch::<_MM_HINT_T1>(self.line.cast());
+            }
+            self.line = self.line.wrapping_add(Self::LINE);
+            self.lines = self.lines.saturating_sub(1);
+        }
+    }
+}
