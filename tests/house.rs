@@ -186,16 +186,22 @@ fn path_heads(tokens: &[Token], i: usize) -> Vec<(usize, String)> {
     heads
 }
 
+/// The file or folder of `src/isa/` that a source belongs to.
+fn backend_of(source: &Source) -> &str {
+    let inside = source.path.trim_start_matches("src/isa/");
+    inside.split(['/', '.']).next().unwrap_or(inside)
+}
+
 fn backends(sources: &[Source]) -> Vec<String> {
-    let mut backends: Vec<&str> = sources.iter().map(Source::stem).collect();
-    backends.retain(|stem| !COMMON.contains(stem));
+    let mut backends: Vec<&str> = sources.iter().map(backend_of).collect();
+    backends.retain(|backend| !COMMON.contains(backend));
     let mut wrong = Vec::new();
     for source in sources {
+        let own = backend_of(source);
         for (line, token) in source.tokens() {
-            if token != source.stem() && backends.contains(&token.as_str()) {
+            if token != own && backends.contains(&token.as_str()) {
                 let what = format!(
-                    "{} names the backend {token}; what both need belongs in one of {COMMON:?}",
-                    source.stem()
+                    "{own} names the backend {token}; what both need belongs in one of {COMMON:?}"
                 );
                 wrong.push(source.at(line, &what));
             }
