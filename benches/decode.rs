@@ -33,6 +33,7 @@ fn shapes(criterion: &mut Criterion) {
                     s_q,
                     s_k,
                     h_q,
+                    h_kv: 1,
                     d_qk: D_QK,
                     d_v: D_V,
                 };

@@ -125,6 +125,7 @@ fn small() -> Decode {
         s_q: 1,
         s_k: 384,
         h_q: 16,
+        h_kv: 1,
         d_qk: 576,
         d_v: 512,
     };

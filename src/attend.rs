@@ -46,10 +46,10 @@ use half::bf16;
 
 use crate::bits::{Increment, add_increment_f32, bf16_widen};
 use crate::error::Error;
-use crate::isa::{Backend, Isa, Pv, Rows, Softmax, Strips, Visitor, half_of};
+use crate::isa::{Backend, Isa, Mask, Pv, Rows, Softmax, Strips, Visitor, half_of};
 use crate::problem::{Precision, Problem, Rescale};
 use crate::schedule::{SCORE_TILES, Stage, preload};
-use crate::tile::{BLOCK_KEYS, L0a, OStrip, PANEL_ROWS, RowState, STRIP, Tiles};
+use crate::tile::{BLOCK_KEYS, L0a, OStrip, PANEL_ROWS, RowState, RowTile, STRIP, Tiles};
 
 /// Up to so many rows memory limits as much as the multipliers do, and keys are
 /// asked for ahead (the NPU's MTE2). With more the processor's own prefetcher keeps
@@ -99,7 +99,9 @@ dims! {
     576 x 512;
     512 x 512;
     320 x 256;
+    192 x 128;
     128 x 128;
+    64 x 64;
 }
 
 /// # Errors
@@ -116,14 +118,18 @@ pub fn check_dims(d_qk: usize, d_v: usize) -> Result<(), Error> {
     }
 }
 
-/// The rows of one request that a task holds, and the keys it attends them to.
+/// The rows of one request and KV head that a task holds, and the keys it attends
+/// them to.
 #[derive(Clone)]
 pub struct Group<'a> {
     /// The problem, checked.
     pub problem: &'a Problem<'a>,
     /// The request.
     pub request: usize,
-    /// Rows `j * h_q + h` of the request; at most [`GROUP_ROWS`](crate::tile::GROUP_ROWS).
+    /// The KV head.
+    pub head: usize,
+    /// Rows `j * g + h` of the request, where `g` query heads share the KV head; at
+    /// most [`GROUP_ROWS`](crate::tile::GROUP_ROWS).
     pub rows: Range<usize>,
     /// Keys of the request.
     pub keys: Range<usize>,
@@ -141,8 +147,8 @@ impl<'a> Group<'a> {
     /// Query position and head of row `r` of the group.
     pub fn position(&self, r: usize) -> (usize, usize) {
         let row = self.rows.start + r;
-        let h_q = self.problem.shape.h_q;
-        (row / h_q, row % h_q)
+        let group = self.problem.shape.group();
+        (row / group, self.head * group + row % group)
     }
 
     /// Rows of a panel.
@@ -160,31 +166,63 @@ impl<'a> Group<'a> {
         start..self.keys.end.min(start + BLOCK_KEYS)
     }
 
+    /// The parts of keys, one after the other.
+    fn keys(&self, keys: Range<usize>) -> impl Iterator<Item = [&'a [bf16]; 2]> {
+        self.problem.keys(self.request, self.head, keys)
+    }
+
     /// Gathers the keys up to `to` that nobody has asked memory for, at most one
     /// block of them.
     fn ahead(&self, to: usize, asked: &mut usize, next: &mut Rows<'a>) {
         let to = self.reach.min(to);
         let from = to.min(*asked);
         *asked = to.max(*asked);
-        next.gather(BLOCK_KEYS.min(to - from), |k| {
-            self.problem.key(self.request, from + k)
-        });
+        let to = to.min(from + BLOCK_KEYS);
+        next.gather(self.keys(from..to).map(|[row, _]| row));
     }
 
-    /// How many of the block's keys each row of the panel sees; `None` if all
-    /// rows see all of them.
-    fn visible(&self, panel: usize, block: usize) -> Option<[i32; PANEL_ROWS]> {
-        let keys = self.block(block);
-        let mut visible = [0; PANEL_ROWS];
-        let mut partial = false;
-        for (r, visible) in visible[..self.panel_rows(panel)].iter_mut().enumerate() {
-            let (j, _) = self.position(panel * PANEL_ROWS + r);
-            let sees = self.problem.visible(self.request, j);
-            let sees = sees.saturating_sub(keys.start).min(keys.len());
-            partial |= sees < keys.len();
-            *visible = i32::try_from(sees).unwrap_or(i32::MAX);
+    /// Which rows of the panel see each of the block's keys, written to `mask`;
+    /// `None` if all rows see all of them.
+    fn mask<'b>(&self, panel: usize, block: usize, mask: &'b mut Mask) -> Option<&'b Mask> {
+        let problem = self.problem;
+        if !problem.causal && problem.window.is_none() && problem.tail_mask.is_none() {
+            return None;
         }
-        partial.then_some(visible)
+        let keys = self.block(block);
+        let tail = problem.tail_mask.map_or(keys.end, |mask| {
+            problem.len(self.request).saturating_sub(mask.tail)
+        });
+        mask[..keys.len()].fill(0);
+        let mut partial = false;
+        let mut r = 0;
+        while r < self.panel_rows(panel) {
+            // The heads of one position see alike.
+            let (j, _) = self.position(panel * PANEL_ROWS + r);
+            let end = self
+                .panel_rows(panel)
+                .min((j + 1) * problem.shape.group() - self.rows.start - panel * PANEL_ROWS);
+            let rows = u64::MAX >> (PANEL_ROWS - (end - r)) << r;
+            let visible = problem.visible(self.request, j);
+            partial |= visible.start > keys.start || visible.end < keys.end;
+            for (k, mask) in keys.clone().zip(&mut *mask) {
+                let shown = k < tail || problem.tail_shows(self.request, j, k);
+                partial |= !shown;
+                if shown && visible.contains(&k) {
+                    *mask |= rows;
+                }
+            }
+            r = end;
+        }
+        partial.then_some(mask)
+    }
+}
+
+/// Copies rows' parts one behind the other.
+fn join<'b>(rows: impl Iterator<Item = [&'b [bf16]; 2]>, gm: &mut RowTile) {
+    for ([first, second], row) in rows.zip(gm) {
+        let (head, tail) = row.split_at_mut(first.len());
+        head.copy_from_slice(first);
+        tail[..second.len()].copy_from_slice(second);
     }
 }
 
@@ -246,67 +284,97 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
     let scale = problem.log2_scale().abs();
     let negate = problem.softmax_scale < 0.0;
 
+    let Tiles {
+        l1,
+        l0a,
+        l0b,
+        l0c,
+        ub,
+        gm,
+    } = tiles;
+
+    let [_, q_rope] = problem.q_widths();
     for panel in 0..panels {
+        let queries = (0..group.panel_rows(panel)).map(|r| {
+            let (j, h) = group.position(panel * PANEL_ROWS + r);
+            problem.query(group.request, j, h)
+        });
         let mut rows: [&[bf16]; PANEL_ROWS] = [&[]; _];
         let rows = &mut rows[..group.panel_rows(panel)];
-        for (r, row) in rows.iter_mut().enumerate() {
-            let (j, h) = group.position(panel * PANEL_ROWS + r);
-            *row = problem.q.row([group.request, j, h], D_QK);
+        if q_rope == 0 {
+            for (row, [query, _]) in rows.iter_mut().zip(queries) {
+                *row = query;
+            }
+        } else {
+            join(queries, gm);
+            for (row, query) in rows.iter_mut().zip(&*gm) {
+                *row = &query[..D_QK];
+            }
         }
-        isa.pack_q::<D_QK>(rows, negate, &mut tiles.l1.q[panel]);
-        tiles.ub[panel] = RowState::START;
+        isa.pack_q::<D_QK>(rows, negate, &mut l1.q[panel]);
+        ub[panel] = RowState::START;
     }
     if blocks == 0 {
         partial.o.fill([[0.0; STRIP]; PANEL_ROWS]);
     }
 
     let (mut keys, mut values, mut next) = (Rows::NONE, Rows::NONE, Rows::NONE);
+    let [_, k_rope] = problem.k_widths();
+    let joined = k_rope > 0;
     let direct = group.rows.len() <= I::DIRECT_ROWS;
     let mut asked = group.keys.start + LEAD;
+    let mut mask = [0; BLOCK_KEYS];
     let (mut finite, mut all_finite) = (true, true);
     for step in preload(blocks * panels) {
         match step.stage {
             Stage::C1(i) => {
                 let (block, panel) = (i / panels, i % panels);
+                let range = group.block(block);
                 if panel == 0 {
-                    let range = group.block(block);
-                    let row = |k| problem.key(group.request, range.start + k);
-                    keys.gather(range.len(), row);
+                    if joined {
+                        join(group.keys(range.clone()), gm);
+                    } else {
+                        keys.gather(group.keys(range.clone()).map(|[row, _]| row));
+                    }
                     if direct {
                         group.ahead(range.end + LEAD, &mut asked, &mut next);
                     }
                 }
+                let mut rows = Rows::NONE;
+                let keys = if joined {
+                    rows.gather(gm[..range.len()].iter().map(|row| &row[..D_QK]));
+                    &rows
+                } else {
+                    &keys
+                };
                 isa.qk::<D_QK>(
-                    &tiles.l1.q[panel],
+                    &l1.q[panel],
                     group.panel_rows(panel),
-                    &keys,
+                    keys,
                     next.as_slice(),
-                    &mut tiles.l0b,
-                    &mut tiles.l0c[i % SCORE_TILES],
+                    l0b,
+                    &mut l0c[i % SCORE_TILES],
                 );
             }
             Stage::V1(i) => {
                 let (block, panel) = (i / panels, i % panels);
                 let keys = group.block(block);
-                let visible = group.visible(panel, block);
                 let call = Softmax {
                     rows: group.panel_rows(panel),
                     keys: keys.len(),
                     scale,
-                    visible: visible.as_ref(),
+                    mask: group.mask(panel, block, &mut mask),
                     rescale: options.rescale,
                     precision: options.precision,
                     first_key: keys.start,
                 };
-                let s = &tiles.l0c[i % SCORE_TILES];
-                isa.softmax(&call, s, &mut tiles.l0a, &mut tiles.ub[panel]);
+                isa.softmax(&call, &l0c[i % SCORE_TILES], l0a, &mut ub[panel]);
             }
             Stage::C2(i) => {
                 let (block, panel) = (i / panels, i % panels);
                 if panel == 0 {
                     let range = group.block(block);
-                    let row = |k| problem.value(group.request, range.start + k);
-                    values.gather(range.len(), row);
+                    values.gather(problem.values(group.request, group.head, range.clone()));
                     if direct {
                         group.ahead(asked + AHEAD, &mut asked, &mut next);
                     } else if group.rows.len() <= FEW_ROWS {
@@ -315,41 +383,33 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                         group.ahead(end, &mut asked, &mut next);
                     }
                     if !direct {
-                        finite = !isa.pack_v::<D_V>(&values, next.as_slice(), &mut tiles.l1.v);
+                        let (values, next) = (values.as_slice(), next.as_slice());
+                        finite = !isa.pack_v::<D_V>(values, 0, next, &mut l1.v);
                     }
                 }
-                let increment = &tiles.ub[panel].increment;
                 let call = Pv {
                     rows: group.panel_rows(panel),
                     keys: values.as_slice().len(),
                     precision: options.precision,
-                    increment: (block > 0).then_some(increment),
+                    increment: (block > 0).then_some(&ub[panel].increment),
                 };
                 let o = &mut partial.o[panel * strips..][..strips];
                 let left = if direct {
-                    isa.pv_direct::<D_V>(&call, &tiles.l0a, &values, next.as_slice(), o)
+                    isa.pv_direct::<D_V>(&call, l0a, &values, next.as_slice(), o)
                 } else if finite {
-                    isa.pv::<D_V>(&call, &tiles.l0a, &tiles.l1.v, &mut tiles.l0b, o);
+                    isa.pv::<D_V>(&call, l0a, &l1.v, l0b, o);
                     0
                 } else {
                     Strips::MAX
                 };
                 if left != 0 {
                     all_finite = false;
-                    let visible = group.visible(panel, block);
-                    pv_non_finite(&call, &tiles.l0a, &values, visible, left, o);
+                    let mask = group.mask(panel, block, &mut mask);
+                    pv_non_finite(&call, l0a, &values, mask, left, o);
                 }
             }
             Stage::Last => {
-                finish(
-                    isa,
-                    group,
-                    options,
-                    &tiles.ub,
-                    &mut partial,
-                    strips,
-                    all_finite,
-                );
+                finish(isa, group, options, ub, &mut partial, strips, all_finite);
             }
         }
     }
@@ -362,7 +422,7 @@ fn pv_non_finite(
     call: &Pv<'_>,
     p: &L0a,
     values: &Rows<'_>,
-    visible: Option<[i32; PANEL_ROWS]>,
+    mask: Option<&Mask>,
     which: Strips,
     o: &mut [OStrip],
 ) {
@@ -377,8 +437,10 @@ fn pv_non_finite(
                 }
                 None => o.fill(0.0),
             }
-            let sees = visible.map_or(call.keys, |v| usize::try_from(v[r]).unwrap_or_default());
-            for (k, value) in values.as_slice()[..sees].iter().enumerate() {
+            for (k, value) in values.as_slice().iter().enumerate() {
+                if mask.is_some_and(|mask| mask[k] >> r & 1 == 0) {
+                    continue;
+                }
                 let mut prob = bf16_widen(half_of(p.high.0[k / 2][r], k));
                 if call.precision == Precision::Bf16x2 {
                     prob += bf16_widen(half_of(p.low.0[k / 2][r], k));
@@ -399,6 +461,7 @@ fn finish<I: Isa>(
     strips: usize,
     all_finite: bool,
 ) {
+    let problem = group.problem;
     for row in 0..group.rows.len() {
         let (panel, r) = (row / PANEL_ROWS, row % PANEL_ROWS);
         let state = &states[panel];
@@ -409,7 +472,7 @@ fn finish<I: Isa>(
                 let sum = state.sum[r];
                 let mut rounded_sum = state.rounded_sum[r];
                 for (key, residual) in state.peaks[r].significant(reference, sum) {
-                    let value = group.problem.value(group.request, key as usize);
+                    let value = problem.value(group.request, group.head, key as usize);
                     if all_finite {
                         isa.axpy(residual, value, o, r);
                     } else {

@@ -16,18 +16,42 @@ pub enum Argument {
     SK,
     /// Query heads.
     HQ,
+    /// KV heads.
+    HKv,
     /// Width of a query and of a cached row.
     DQk,
     /// Width of a value and of an output row.
     DV,
     /// The queries.
     Q,
+    /// The queries' rotary part.
+    QRope,
+    /// Where each request's queries begin.
+    QIndptr,
     /// The latent KV cache.
     Kv,
+    /// The keys' rotary part.
+    KRope,
+    /// Where each request's keys begin.
+    KvIndptr,
+    /// Which pages hold a request's keys.
+    BlockTable,
+    /// Keys per page.
+    PageSize,
+    /// Pages of the cache.
+    Pages,
     /// The separate values.
     V,
     /// Valid keys per request.
     CacheSeqlens,
+    /// Whether queries see no later keys.
+    Causal,
+    /// How many keys a query sees up to its own.
+    Window,
+    /// Which of the last keys each query sees.
+    TailMask,
+    /// Each head's attention sink.
+    Sink,
     /// The factor on the scores.
     SoftmaxScale,
     /// The attention output.
@@ -53,12 +77,24 @@ impl Argument {
             Self::SQ => "s_q",
             Self::SK => "s_k",
             Self::HQ => "h_q",
+            Self::HKv => "h_kv",
             Self::DQk => "d_qk",
             Self::DV => "d_v",
             Self::Q => "q",
+            Self::QRope => "q_rope",
+            Self::QIndptr => "q_indptr",
             Self::Kv => "kv",
+            Self::KRope => "k_rope",
+            Self::KvIndptr => "kv_indptr",
+            Self::BlockTable => "block_table",
+            Self::PageSize => "page_size",
+            Self::Pages => "pages",
             Self::V => "v",
             Self::CacheSeqlens => "cache_seqlens",
+            Self::Causal => "causal",
+            Self::Window => "window",
+            Self::TailMask => "tail_mask",
+            Self::Sink => "sink",
             Self::SoftmaxScale => "softmax_scale",
             Self::O => "o",
             Self::Lse => "lse",
@@ -138,6 +174,45 @@ pub enum Error {
         value: i32,
         /// Rows of the cache.
         limit: usize,
+    },
+    /// A request's keys lie on a page that there isn't.
+    Page {
+        /// Which request.
+        request: usize,
+        /// Which entry of its part of the block table.
+        index: usize,
+        /// What it says.
+        value: i32,
+        /// Pages of the cache.
+        limit: usize,
+    },
+    /// Offsets that must not fall do, begin below 0, or leave a request more rows than
+    /// the shape has.
+    Indptr {
+        /// Which offsets.
+        argument: Argument,
+        /// The request between whose offsets it is.
+        request: usize,
+        /// Its first offset.
+        start: i32,
+        /// The next request's.
+        end: i32,
+        /// Rows of a request at most.
+        limit: usize,
+    },
+    /// Query heads don't divide among the KV heads.
+    Heads {
+        /// Query heads.
+        h_q: usize,
+        /// KV heads.
+        h_kv: usize,
+    },
+    /// Two arguments that exclude each other.
+    Conflict {
+        /// One.
+        first: Argument,
+        /// The other.
+        second: Argument,
     },
     /// The plan was made for another problem: another shape, or requests of other
     /// lengths.
@@ -229,6 +304,36 @@ impl fmt::Display for Error {
                 value,
                 limit,
             } => write!(f, "cache_seqlens[{request}] is {value}, not in 0..={limit}"),
+            Self::Page {
+                request,
+                index,
+                value,
+                limit,
+            } => write!(
+                f,
+                "block_table[{request}][{index}] is {value}, not in 0..{limit}"
+            ),
+            Self::Indptr {
+                argument,
+                request,
+                start,
+                end,
+                limit,
+            } => write!(
+                f,
+                "{}[{request}..={}] is {start}, {end}: not 0 to {limit} rows",
+                argument.name(),
+                request + 1
+            ),
+            Self::Heads { h_q, h_kv } => {
+                write!(f, "h_q is {h_q}, not a multiple of h_kv, {h_kv}")
+            }
+            Self::Conflict { first, second } => write!(
+                f,
+                "{} and {} can't be combined",
+                first.name(),
+                second.name()
+            ),
             Self::PlanMismatch { planned, given } => write!(
                 f,
                 "the plan is for other lengths or another shape: {planned:?}, not {given:?}"

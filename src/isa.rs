@@ -46,11 +46,12 @@ impl<'a> Rows<'a> {
         len: 0,
     };
 
-    /// Takes the `len` rows that `row` returns for `0..len`; at most one block.
-    pub fn gather(&mut self, len: usize, row: impl Fn(usize) -> &'a [bf16]) {
-        self.len = len;
-        for (i, slot) in self.rows[..len].iter_mut().enumerate() {
-            *slot = row(i);
+    /// Takes `rows` instead; at most one block of them.
+    pub fn gather(&mut self, rows: impl Iterator<Item = &'a [bf16]>) {
+        self.len = 0;
+        for (slot, row) in self.rows.iter_mut().zip(rows) {
+            *slot = row;
+            self.len += 1;
         }
     }
 
@@ -59,6 +60,11 @@ impl<'a> Rows<'a> {
         &self.rows[..self.len]
     }
 }
+
+/// Which rows of a panel see each key of a block: bit `r` of a key's word is row `r`.
+pub type Mask = [u64; BLOCK_KEYS];
+
+const _: () = assert!(PANEL_ROWS == u64::BITS as usize);
 
 /// What V1 needs beside its tiles.
 pub struct Softmax<'a> {
@@ -69,9 +75,8 @@ pub struct Softmax<'a> {
     /// `log2(e) * |softmax_scale|`: scores become powers of two. The sign went
     /// into Q.
     pub scale: f32,
-    /// How many of the block's keys each row sees; `None` where all rows see
-    /// all of them.
-    pub visible: Option<&'a [i32; PANEL_ROWS]>,
+    /// Which rows see each of the block's keys; `None` where all see all of them.
+    pub mask: Option<&'a Mask>,
     /// How the reference follows the maximum.
     pub rescale: Rescale,
     /// Whether P's low part is kept.
@@ -108,12 +113,13 @@ pub trait Isa: Copy {
     /// zero rows behind them, the signs flipped if `negate`.
     fn pack_q<const D_QK: usize>(self, rows: &[&[bf16]], negate: bool, panel: &mut QPanel);
 
-    /// Interleaves the block's values into strips, zero where a pair has no
-    /// second key, and tells whether any element is infinite or NaN. May
+    /// Interleaves values into strips, from key `first` of the block on, which is even;
+    /// zero where a pair has no second key, and tells whether any element is infinite or NaN. May
     /// ask for `next`, rows to come.
     fn pack_v<const D_V: usize>(
         self,
-        values: &Rows<'_>,
+        values: &[&[bf16]],
+        first: usize,
         next: &[&[bf16]],
         v: &mut [VBuffer; 3],
     ) -> bool;

@@ -14,7 +14,7 @@
 //! use amla::{Elements, Options, Output, Problem, Shape, Workspace, decode};
 //! use half::bf16;
 //!
-//! let shape = Shape { b: 1, s_q: 1, s_k: 100, h_q: 16, d_qk: 576, d_v: 512 };
+//! let shape = Shape { b: 1, s_q: 1, s_k: 100, h_q: 16, h_kv: 1, d_qk: 576, d_v: 512 };
 //! let q = vec![bf16::from_f32(0.5); 16 * 576];
 //! let kv = vec![bf16::from_f32(0.25); 100 * 576];
 //! let problem = Problem::dense(shape, &q, &kv, 1.0 / 24.0);
@@ -55,6 +55,8 @@ pub use isa::{Backend, BackendId};
 pub use plan::{Plan, combine, decode, run_task};
 #[cfg(feature = "rayon")]
 pub use pool::decode_on_rayon;
-pub use problem::{Elements, Output, Precision, Problem, Rescale, Tensor};
+pub use problem::{
+    Elements, EmptyLse, Lse, LseBase, Output, Pages, Precision, Problem, Rescale, TailMask, Tensor,
+};
 pub use shape::Shape;
 pub use tile::{BLOCK_KEYS, Workspace};

@@ -1,35 +1,95 @@
 //! A call cut into independent tasks, and their results put together.
 //!
-//! How a request is cut depends on the shape and on its own number of keys alone,
+//! How a request is cut depends on the shape and on its own lengths alone,
 //! and results are always put together in the order of the keys. So a request's
 //! bits don't depend on its neighbours or on how many threads ran the tasks.
 
 use core::ops::Range;
 
-use half::bf16;
+use half::{bf16, f16};
 
 use crate::attend::{Group, Options, Partial, Task, check_dims};
 use crate::bits::{Increment, add_increment_f32, bf16_round};
 use crate::error::{Argument, Error};
 use crate::isa::{Backend, Isa, Visitor};
 use crate::peaks::difference;
-use crate::problem::{Elements, Output, Problem, in_range};
+use crate::problem::{Elements, LseBase, Output, Problem, in_range};
 use crate::schedule::splits;
 use crate::shape::Shape;
 use crate::tile::{GROUP_ROWS, PANEL_ROWS, STRIP, Workspace};
 
-/// The tasks of a problem: requests x row groups x ranges of keys, in that order.
+/// The tasks of a problem: requests x KV heads x row groups x ranges of keys, in that
+/// order.
 ///
 /// It holds numbers only, is computed from shape and lengths, and serves every
 /// problem that has the same ones, from layer to layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     shape: Shape,
-    groups: usize,
-    group_rows: usize,
     tasks: usize,
+    /// Rows of the largest group.
+    rows: usize,
     /// A hash of the lengths, so that a plan for others is noticed.
     lengths: u64,
+}
+
+/// How one request is cut.
+struct Cut {
+    /// Rows `j * g + h` that share a KV head.
+    rows: usize,
+    /// Groups of them.
+    groups: usize,
+    /// Rows of a group but the last.
+    group_rows: usize,
+    /// The keys that any row may see.
+    span: Range<usize>,
+}
+
+impl Cut {
+    fn of(problem: &Problem<'_>, request: usize) -> Self {
+        // The product was checked for the longest.
+        let rows = problem.queries(request) * problem.shape.group();
+        let groups = rows.div_ceil(GROUP_ROWS);
+        Self {
+            rows,
+            groups,
+            // Groups of whole panels, as even as can be.
+            group_rows: rows.div_ceil(groups.max(1) * PANEL_ROWS) * PANEL_ROWS,
+            span: problem.span(request),
+        }
+    }
+
+    /// The ranges that the keys are cut into.
+    fn splits(&self) -> impl ExactSizeIterator<Item = Range<usize>> {
+        let start = self.span.start;
+        splits(self.span.len()).map(move |keys| start + keys.start..start + keys.end)
+    }
+
+    /// Tasks of one KV head.
+    fn tasks(&self) -> usize {
+        self.groups * self.splits().len()
+    }
+
+    /// The part of a problem that one task computes.
+    fn group<'a>(
+        &self,
+        problem: &'a Problem<'a>,
+        request: usize,
+        head: usize,
+        group: usize,
+        split: usize,
+    ) -> Group<'a> {
+        let start = group * self.group_rows;
+        let keys = self.splits().nth(split).unwrap_or(0..0);
+        Group {
+            problem,
+            request,
+            head,
+            rows: start..(start + self.group_rows).min(self.rows),
+            reach: keys.end,
+            keys,
+        }
+    }
 }
 
 impl Plan {
@@ -39,30 +99,47 @@ impl Plan {
     /// Whatever is wrong with the problem.
     pub fn new(problem: &Problem<'_>) -> Result<Self, Error> {
         problem.check()?;
+        Self::of(problem)
+    }
+
+    /// Plans a problem whose sizes were checked.
+    fn of(problem: &Problem<'_>) -> Result<Self, Error> {
         let shape = problem.shape;
         check_dims(shape.d_qk, shape.d_v)?;
-        let rows = shape.s_q.checked_mul(shape.h_q).ok_or(Error::Overflow {
+        shape.s_q.checked_mul(shape.h_q).ok_or(Error::Overflow {
             argument: Argument::Q,
             dimension: 1,
         })?;
-        let groups = rows.div_ceil(GROUP_ROWS);
-        let tasks = if problem.cache_seqlens.is_some() {
-            // At most 16 for each length and group, all of which are in memory.
-            let splits = (0..shape.b).map(|b| splits(problem.len(b)).len());
-            splits.sum::<usize>().saturating_mul(groups)
-        } else {
-            // Not one by one: b may be huge where strides are 0.
-            let each = groups * splits(shape.s_k).len();
-            in_range(Argument::B, shape.b, 0, usize::MAX / each)?;
-            shape.b * each
-        };
+        let lists = [problem.q_indptr, problem.kv_indptr, problem.cache_seqlens];
+        let uniform = lists.iter().all(Option::is_none);
+        // Not one by one if they are alike: b may be huge where strides are 0.
+        let (mut tasks, mut rows) = (0_usize, 0);
+        for b in 0..if uniform { shape.b.min(1) } else { shape.b } {
+            let cut = Cut::of(problem, b);
+            // A row and a key, or a length, are in memory for each of them.
+            tasks = tasks.saturating_add(cut.tasks().saturating_mul(shape.h_kv));
+            rows = rows.max(cut.group_rows.min(cut.rows));
+        }
+        if uniform {
+            in_range(Argument::B, shape.b, 0, usize::MAX / tasks.max(1))?;
+            tasks *= shape.b;
+        }
+        let mut lengths = hash(
+            OFFSET_BASIS,
+            problem.window.map_or(0, |window| window as u64),
+        );
+        for list in lists {
+            lengths = list.unwrap_or_default().iter().fold(
+                hash(lengths, u64::from(list.is_some())),
+                |lengths, length| hash(lengths, u64::from(length.cast_unsigned())),
+            );
+        }
         Ok(Self {
             shape,
-            groups,
-            // Groups of whole panels, as even as can be.
-            group_rows: rows.div_ceil(groups * PANEL_ROWS) * PANEL_ROWS,
             tasks,
-            lengths: problem.cache_seqlens.map_or(0, hash),
+            // Room for a row where there is none, so that a length is never 0.
+            rows: rows.max(1),
+            lengths,
         })
     }
 
@@ -72,56 +149,45 @@ impl Plan {
         self.tasks
     }
 
-    /// Request, row group and split of a task.
-    fn locate(&self, problem: &Problem<'_>, task: usize) -> (usize, usize, usize) {
-        let of_request = |b| self.groups * splits(problem.len(b)).len();
+    /// The part of a problem that a task computes.
+    fn locate<'a>(&self, problem: &'a Problem<'a>, task: usize) -> Group<'a> {
+        let heads = self.shape.h_kv;
+        let of_request = |b| heads * Cut::of(problem, b).tasks();
         let (mut request, mut rest) = (0, task);
-        if problem.cache_seqlens.is_none() {
-            (request, rest) = (task / of_request(0), task % of_request(0));
+        if problem
+            .q_indptr
+            .or(problem.kv_indptr)
+            .or(problem.cache_seqlens)
+            .is_none()
+        {
+            let each = of_request(0);
+            (request, rest) = (task / each, task % each);
         }
         while rest >= of_request(request) {
             rest -= of_request(request);
             request += 1;
         }
-        let splits = splits(problem.len(request)).len();
-        (request, rest / splits, rest % splits)
+        let cut = Cut::of(problem, request);
+        let (head, rest) = (rest / cut.tasks(), rest % cut.tasks());
+        let splits = cut.splits().len();
+        cut.group(problem, request, head, rest / splits, rest % splits)
     }
 
     /// FP32 numbers that each task's result takes.
     #[must_use]
-    pub fn partial_len(&self) -> usize {
-        let rows = (self.shape.s_q * self.shape.h_q).min(self.group_rows);
-        Partial::len(rows, self.shape.d_v)
-    }
-
-    /// Rows `j * h_q + h` of a group.
-    fn rows(&self, group: usize) -> Range<usize> {
-        let start = group * self.group_rows;
-        start..(start + self.group_rows).min(self.shape.s_q * self.shape.h_q)
-    }
-
-    /// The part of a problem that one task computes.
-    fn group<'a>(
-        &self,
-        problem: &'a Problem<'a>,
-        request: usize,
-        group: usize,
-        split: usize,
-    ) -> Group<'a> {
-        let keys = splits(problem.len(request)).nth(split).unwrap_or(0..0);
-        Group {
-            problem,
-            request,
-            rows: self.rows(group),
-            reach: keys.end,
-            keys,
-        }
+    pub const fn partial_len(&self) -> usize {
+        Partial::len(self.rows, self.shape.d_v)
     }
 
     /// # Errors
     /// What is wrong with the problem, or [`Error::PlanMismatch`].
     pub(crate) fn check(&self, problem: &Problem<'_>) -> Result<(), Error> {
-        if Self::new(problem)? == *self {
+        problem.check()?;
+        self.matches(problem)
+    }
+
+    fn matches(&self, problem: &Problem<'_>) -> Result<(), Error> {
+        if Self::of(problem)? == *self {
             Ok(())
         } else {
             Err(Error::PlanMismatch {
@@ -146,11 +212,12 @@ impl Plan {
     }
 }
 
+/// Where [`hash`] starts.
+const OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
+
 /// FNV-1a, word by word.
-fn hash(lengths: &[i32]) -> u64 {
-    lengths.iter().fold(0xcbf2_9ce4_8422_2325, |hash, length| {
-        (hash ^ u64::from(length.cast_unsigned())).wrapping_mul(0x0100_0000_01b3)
-    })
+const fn hash(hash: u64, word: u64) -> u64 {
+    (hash ^ word).wrapping_mul(0x0100_0000_01b3)
 }
 
 /// Attends every query to its keys, on one thread.
@@ -164,32 +231,49 @@ pub fn decode(
     mut output: Output<'_>,
 ) -> Result<(), Error> {
     let plan = Plan::new(problem)?;
-    output.check(&problem.shape)?;
+    output.check(problem)?;
     let Workspace { tiles, partials } = workspace;
     let [total, part] = partials.each_mut().map(|p| &mut p[..plan.partial_len()]);
     let d_v = problem.shape.d_v;
-    for request in 0..problem.shape.b {
-        for g in 0..plan.groups {
-            for split in 0..splits(problem.len(request)).len() {
-                let mut group = plan.group(problem, request, g, split);
+    each_group(problem, |cut, [request, head, g]| {
+        let splits = cut.splits().len();
+        for split in 0..splits {
+            let mut group = cut.group(problem, request, head, g, split);
+            if split + 1 < splits {
                 group.reach = problem.len(request);
-                let memory = if split == 0 { &mut *total } else { &mut *part };
-                options.backend.with(Task {
-                    group: &group,
-                    options,
-                    tiles,
-                    partial: Partial::view(memory, d_v),
-                })?;
-                if split > 0 {
-                    options.backend.with(Fold {
-                        total: &mut Partial::view(total, d_v),
-                        part: &Partial::view(part, d_v),
-                        rows: group.rows.len(),
-                    });
-                }
             }
-            let group = plan.group(problem, request, g, 0);
-            write(&group, &Partial::view(total, d_v), &mut output);
+            let memory = if split == 0 { &mut *total } else { &mut *part };
+            options.backend.with(Task {
+                group: &group,
+                options,
+                tiles,
+                partial: Partial::view(memory, d_v),
+            })?;
+            if split > 0 {
+                options.backend.with(Fold {
+                    total: &mut Partial::view(total, d_v),
+                    part: &Partial::view(part, d_v),
+                    rows: group.rows.len(),
+                });
+            }
+        }
+        let group = cut.group(problem, request, head, g, 0);
+        write(&group, &Partial::view(total, d_v), &mut output);
+        Ok(())
+    })
+}
+
+/// Calls `visit` with every request, KV head and row group, and the request's cut.
+fn each_group(
+    problem: &Problem<'_>,
+    mut visit: impl FnMut(&Cut, [usize; 3]) -> Result<(), Error>,
+) -> Result<(), Error> {
+    for request in 0..problem.shape.b {
+        let cut = Cut::of(problem, request);
+        for head in 0..problem.shape.h_kv {
+            for group in 0..cut.groups {
+                visit(&cut, [request, head, group])?;
+            }
         }
     }
     Ok(())
@@ -211,7 +295,8 @@ pub fn run_task(
     workspace: &mut Workspace,
     partial: &mut [f32],
 ) -> Result<(), Error> {
-    plan.check(problem)?;
+    problem.check_sizes()?;
+    plan.matches(problem)?;
     // Without a task, the range is the empty 1..=0.
     let none = usize::from(plan.tasks() == 0);
     in_range(Argument::Task, task, none, plan.tasks().saturating_sub(1))?;
@@ -222,9 +307,10 @@ pub fn run_task(
         len,
         needed,
     })?;
-    let (request, group, split) = plan.locate(problem, task);
+    let group = plan.locate(problem, task);
+    problem.check_pages(group.request)?;
     options.backend.with(Task {
-        group: &plan.group(problem, request, group, split),
+        group: &group,
         options,
         tiles: &mut workspace.tiles,
         partial: Partial::view(partial, problem.shape.d_v),
@@ -246,33 +332,31 @@ pub fn combine(
     mut output: Output<'_>,
 ) -> Result<(), Error> {
     plan.check(problem)?;
-    output.check(&problem.shape)?;
+    output.check(problem)?;
     plan.check_partials(partials)?;
     let d_v = problem.shape.d_v;
     let mut partials = partials.chunks_mut(plan.partial_len());
-    for request in 0..problem.shape.b {
-        for g in 0..plan.groups {
-            let group = plan.group(problem, request, g, 0);
-            let mut parts = partials
-                .by_ref()
-                .take(splits(problem.len(request)).len())
-                .map(|memory| Partial::view(memory, d_v));
-            // There's always one: requests have a split at least.
-            let Some(mut total) = parts.next() else {
-                continue;
-            };
-            for part in parts {
-                // Every backend folds to the same bits.
-                Backend::detect().with(Fold {
-                    total: &mut total,
-                    part: &part,
-                    rows: group.rows.len(),
-                });
-            }
-            write(&group, &total, &mut output);
+    each_group(problem, |cut, [request, head, g]| {
+        let mut parts = partials
+            .by_ref()
+            .take(cut.splits().len())
+            .map(|memory| Partial::view(memory, d_v));
+        // There's always one: requests have a split at least.
+        let Some(mut total) = parts.next() else {
+            return Ok(());
+        };
+        let group = cut.group(problem, request, head, g, 0);
+        for part in parts {
+            // Every backend folds to the same bits.
+            Backend::detect().with(Fold {
+                total: &mut total,
+                part: &part,
+                rows: group.rows.len(),
+            });
         }
-    }
-    Ok(())
+        write(&group, &total, &mut output);
+        Ok(())
+    })
 }
 
 /// Adds the result over later keys to that over earlier ones, `total` to `part`.
@@ -307,35 +391,44 @@ impl Visitor for Fold<'_, '_> {
 
 /// Normalises and writes the rows of a group (Algorithm 2 line 20).
 fn write(group: &Group<'_>, partial: &Partial<'_>, output: &mut Output<'_>) {
-    let shape = &group.problem.shape;
+    let problem = group.problem;
+    let shape = &problem.shape;
     let strips = shape.d_v / STRIP;
-    let b = group.request;
     for row in 0..group.rows.len() {
         let (j, h) = group.position(row);
-        let empty = group.problem.visible(b, j) == 0;
+        let [b, token] = problem.token(group.request, j);
+        let (exponent, sum) = (partial.exponent[row], partial.sum[row]);
+        let empty = !problem.sees_any(group.request, j);
+        let log2 = log2_sum(exponent, sum);
         let [s0, s1, s2] = output.lse_strides;
-        output.lse[b * s0 + h * s1 + j * s2] = if empty {
-            f32::INFINITY
+        output.lse[b * s0 + h * s1 + token * s2] = if empty {
+            output.lse_format.empty.value()
         } else {
-            lse(partial.exponent[row], partial.sum[row])
+            lse(log2, output.lse_format.base)
         };
         // A row that sees keys, all of them with a score of -inf, is 0 / 0 as in
         // the definition.
-        let inverse = if empty { 0.0 } else { partial.sum[row].recip() };
+        let inverse = if empty { 0.0 } else { sum.recip() };
+        let inverse = match problem.sink {
+            Some(sink) => with_sink(inverse, log2, sink[h]),
+            None => inverse,
+        };
         let (panel, r) = (row / PANEL_ROWS, row % PANEL_ROWS);
         let [s0, s1, s2] = output.o_strides;
-        let start = b * s0 + j * s1 + h * s2;
+        let start = b * s0 + token * s1 + h * s2;
         for (i, strip) in partial.o[panel * strips..][..strips].iter().enumerate() {
             let at = start + i * STRIP..start + (i + 1) * STRIP;
+            let row = strip[r].iter().map(|x| x * inverse);
             match &mut output.o {
-                Elements::F32(o) => {
-                    for (o, x) in o[at].iter_mut().zip(&strip[r]) {
-                        *o = x * inverse;
+                Elements::F32(o) => o[at].iter_mut().zip(row).for_each(|(o, x)| *o = x),
+                Elements::Bf16(o) => {
+                    for (o, x) in o[at].iter_mut().zip(row) {
+                        *o = bf16::from_bits(bf16_round(x));
                     }
                 }
-                Elements::Bf16(o) => {
-                    for (o, x) in o[at].iter_mut().zip(&strip[r]) {
-                        *o = bf16::from_bits(bf16_round(x * inverse));
+                Elements::F16(o) => {
+                    for (o, x) in o[at].iter_mut().zip(row) {
+                        *o = f16::from_f32(x);
                     }
                 }
             }
@@ -343,12 +436,37 @@ fn write(group: &Group<'_>, partial: &Partial<'_>, output: &mut Output<'_>) {
     }
 }
 
-/// `ln(sum * 2^exponent)`; NaN if every visible score was -inf.
-#[expect(clippy::cast_possible_truncation, reason = "rounds to FP32")]
-fn lse(exponent: f32, sum: f32) -> f32 {
+/// `log2(sum * 2^exponent)`; -inf if every visible score was.
+fn log2_sum(exponent: f32, sum: f32) -> f64 {
     if sum == 0.0 {
+        f64::NEG_INFINITY
+    } else {
+        f64::from(exponent) + libm::log2(f64::from(sum))
+    }
+}
+
+/// The logarithm in its base; NaN if every visible score was -inf.
+#[expect(clippy::cast_possible_truncation, reason = "rounds to FP32")]
+fn lse(log2: f64, base: LseBase) -> f32 {
+    if log2 == f64::NEG_INFINITY {
         return f32::NAN;
     }
-    let log2 = f64::from(exponent) + libm::log2(f64::from(sum));
-    (log2 * core::f64::consts::LN_2) as f32
+    match base {
+        LseBase::E => (log2 * core::f64::consts::LN_2) as f32,
+        LseBase::Two => log2 as f32,
+    }
+}
+
+/// What O is multiplied by when the sum of exponentials takes a sink in.
+#[expect(clippy::cast_possible_truncation, reason = "rounds to FP32")]
+fn with_sink(inverse: f32, log2: f64, sink: f32) -> f32 {
+    if sink == f32::NEG_INFINITY {
+        return inverse;
+    }
+    if log2 == f64::NEG_INFINITY || inverse == 0.0 {
+        // The sink has all the weight.
+        return 0.0;
+    }
+    let sink = f64::from(sink) * core::f64::consts::LOG2_E;
+    (f64::from(inverse) / (1.0 + libm::exp2(sink - log2))) as f32
 }

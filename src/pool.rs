@@ -31,10 +31,15 @@ pub fn decode_on_rayon<W: BorrowMut<Workspace> + Send>(
 ) -> Result<(), Error> {
     in_range(Argument::Workspace, workspaces.len(), 1, usize::MAX)?;
     plan.check(problem)?;
-    output.check(&problem.shape)?;
+    output.check(problem)?;
     plan.check_partials(partials)?;
     let len = plan.partial_len();
-    let queue = Mutex::new(partials.chunks_mut(len).enumerate().take(plan.tasks()));
+    let queue = Mutex::new(
+        partials
+            .chunks_mut(len.max(1))
+            .enumerate()
+            .take(plan.tasks()),
+    );
     let next = || {
         // Nothing panics while it is held.
         let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,6 +1,8 @@
 //! What is to be computed: shapes, tensors and options, and their validation.
 
-use half::bf16;
+use core::ops::Range;
+
+use half::{bf16, f16};
 
 use crate::error::{Argument, Error};
 use crate::shape::Shape;
@@ -24,31 +26,75 @@ impl<'a> Tensor<'a, 3> {
     }
 }
 
-impl<'a> Tensor<'a, 2> {
-    /// Row `(i, j)`, `width` elements wide. The extent was checked.
-    pub(crate) fn row(&self, [i, j]: [usize; 2], width: usize) -> &'a [bf16] {
-        let start = i * self.strides[0] + j * self.strides[1];
-        &self.data[start..start + width]
-    }
+/// A cache in pages of equal size, anywhere in it: vLLM's and FlashMLA's.
+#[derive(Clone, Copy, Debug)]
+pub struct Pages<'a> {
+    /// `[b, max_blocks]`: the page that holds keys `i * page_size` on of a request.
+    /// Entries behind a request's last key are never read.
+    pub block_table: &'a [i32],
+    /// Entries of `block_table` from one request to the next.
+    pub max_blocks: usize,
+    /// Keys per page.
+    pub page_size: usize,
+    /// Pages of the cache.
+    pub pages: usize,
 }
 
-/// One batched MLA decode: `O = softmax(softmax_scale * Q K^T) V` per request.
+/// Which of a request's last keys each of its queries sees: the branches of a
+/// speculative tree.
+#[derive(Clone, Copy, Debug)]
+pub struct TailMask<'a> {
+    /// `[b, s_q, words]` (`[tokens, words]` with `q_indptr`), `words = tail / 64`
+    /// rounded up: bit `i % 64` of word `i / 64` is 1 where the query sees key
+    /// `len - tail + i`. Keys before those it sees anyway.
+    pub words: &'a [u64],
+    /// How many keys it covers. Of a shorter request the first bits count for nothing.
+    pub tail: usize,
+}
+
+/// One batched attention: `O = softmax(softmax_scale * Q K^T) V` per request and
+/// head.
+///
+/// Tensors of queries have dimensions `(request, position, head)`, or `(-, token,
+/// head)` with `q_indptr`, whose first stride then counts for nothing. Tensors of
+/// keys have `(request, key, head)`, `(-, token, head)` with `kv_indptr`, or `(page,
+/// key in the page, head)` with `pages`.
 #[derive(Clone, Copy, Debug)]
 pub struct Problem<'a> {
     /// The sizes.
     pub shape: Shape,
-    /// Absorbed queries, `[b, s_q, h_q, d_qk]`.
+    /// Absorbed queries, `[b, s_q, h_q, d_qk]`; only the first `d_v` columns of them
+    /// if `q_rope` has the others.
     pub q: Tensor<'a, 3>,
-    /// Latent cache, `[b, s_k, d_qk]`; unless `v` is given, its first `d_v`
-    /// columns are the values.
-    pub kv: Tensor<'a, 2>,
-    /// Separate values, `[b, s_k, d_v]`.
-    pub v: Option<Tensor<'a, 2>>,
-    /// Valid keys of each request, `[b]`, at most `s_k`; all of them if absent.
-    /// Rows beyond are never read.
+    /// The queries' rotary part, `[b, s_q, h_q, d_qk - d_v]`, if it lies apart.
+    pub q_rope: Option<Tensor<'a, 3>>,
+    /// Where each request's queries begin in `q`, `[b + 1]`; request `i` has
+    /// `q_indptr[i + 1] - q_indptr[i]` positions, at most `s_q`.
+    pub q_indptr: Option<&'a [i32]>,
+    /// Cache, `[b, s_k, h_kv, d_qk]`, or `d_v` columns of it if `k_rope` has the others;
+    /// unless `v` is given, its first `d_v` columns are the values.
+    pub kv: Tensor<'a, 3>,
+    /// The keys' rotary part, `[b, s_k, h_kv, d_qk - d_v]`, if it lies apart.
+    pub k_rope: Option<Tensor<'a, 3>>,
+    /// Separate values, `[b, s_k, h_kv, d_v]`.
+    pub v: Option<Tensor<'a, 3>>,
+    /// The cache is paged.
+    pub pages: Option<Pages<'a>>,
+    /// The cache is ragged: where each request's keys begin, `[b + 1]`.
+    pub kv_indptr: Option<&'a [i32]>,
+    /// Valid keys of each request, `[b]`, at most `s_k` and what the cache has for
+    /// it; all of them if absent. Rows beyond are never read.
     pub cache_seqlens: Option<&'a [i32]>,
-    /// Whether query `j` sees only the first `len - (s_q - 1 - j)` keys.
+    /// Whether query `j` of a request's `n` sees only the first `len - (n - 1 - j)`
+    /// keys, the last of which is its own.
     pub causal: bool,
+    /// How many keys a query sees at most, its own, `len - n + j`, and those before.
+    pub window: Option<usize>,
+    /// Which of the last keys each query sees; instead of `causal`.
+    pub tail_mask: Option<TailMask<'a>>,
+    /// Attention sink of each query head, `[h_q]`: a natural logarithm of what is added
+    /// to the sum of exponentials that O is divided by. lse doesn't hold it.
+    pub sink: Option<&'a [f32]>,
     /// Factor on the scores; finite, and so is its product with `log2(e)`.
     pub softmax_scale: f32,
 }
@@ -58,19 +104,28 @@ impl<'a> Problem<'a> {
     #[must_use]
     pub const fn dense(shape: Shape, q: &'a [bf16], kv: &'a [bf16], softmax_scale: f32) -> Self {
         let q_row = shape.h_q.saturating_mul(shape.d_qk);
+        let kv_row = shape.h_kv.saturating_mul(shape.d_qk);
         Self {
             shape,
             q: Tensor {
                 data: q,
                 strides: [q_row.saturating_mul(shape.s_q), q_row, shape.d_qk],
             },
+            q_rope: None,
+            q_indptr: None,
             kv: Tensor {
                 data: kv,
-                strides: [shape.s_k.saturating_mul(shape.d_qk), shape.d_qk],
+                strides: [shape.s_k.saturating_mul(kv_row), kv_row, shape.d_qk],
             },
+            k_rope: None,
             v: None,
+            pages: None,
+            kv_indptr: None,
             cache_seqlens: None,
             causal: false,
+            window: None,
+            tail_mask: None,
+            sink: None,
             softmax_scale,
         }
     }
@@ -83,32 +138,156 @@ impl<'a> Problem<'a> {
 
     /// Keys of request `b`.
     pub(crate) fn len(&self, b: usize) -> usize {
-        self.cache_seqlens.map_or(self.shape.s_k, |lens| {
-            usize::try_from(lens[b]).unwrap_or_default()
+        match (self.cache_seqlens, self.kv_indptr) {
+            (Some(lens), _) => usize::try_from(lens[b]).unwrap_or_default(),
+            (None, Some(indptr)) => between(indptr, b).len(),
+            (None, None) => self.shape.s_k,
+        }
+    }
+
+    /// Query positions of request `b`.
+    pub(crate) fn queries(&self, b: usize) -> usize {
+        self.q_indptr
+            .map_or(self.shape.s_q, |indptr| between(indptr, b).len())
+    }
+
+    /// Where position `j` of request `b` lies in tensors of queries and outputs.
+    pub(crate) fn token(&self, b: usize, j: usize) -> [usize; 2] {
+        match self.q_indptr {
+            Some(indptr) => [0, between(indptr, b).start + j],
+            None => [b, j],
+        }
+    }
+
+    /// The keys that query position `j` of request `b` sees, but for those that the
+    /// tail mask hides.
+    pub(crate) fn visible(&self, b: usize, j: usize) -> Range<usize> {
+        let len = self.len(b);
+        // One more than the position's own key.
+        let end = (len + j + 1).saturating_sub(self.queries(b));
+        let start = self.window.map_or(0, |window| end.saturating_sub(window));
+        let end = if self.causal { end } else { len };
+        start.min(end)..end
+    }
+
+    /// The keys that any query of request `b` may see.
+    pub(crate) fn span(&self, b: usize) -> Range<usize> {
+        let len = self.len(b);
+        if self.window.is_none() {
+            return 0..len;
+        }
+        // The first position's window begins first.
+        self.visible(b, 0).start.min(len)..len
+    }
+
+    /// Whether query position `j` of request `b` sees key `k`.
+    pub(crate) fn sees(&self, b: usize, j: usize, k: usize) -> bool {
+        self.visible(b, j).contains(&k) && self.tail_shows(b, j, k)
+    }
+
+    /// Whether the tail mask, if there is one, leaves it key `k`.
+    pub(crate) fn tail_shows(&self, b: usize, j: usize, k: usize) -> bool {
+        let Some(mask) = &self.tail_mask else {
+            return true;
+        };
+        // Below 0 for the keys before the tail.
+        let Some(i) = (k + mask.tail).checked_sub(self.len(b)) else {
+            return true;
+        };
+        let words = mask.tail.div_ceil(64);
+        let [request, token] = self.token(b, j);
+        let row = request * self.shape.s_q + token;
+        mask.words[row * words + i / 64] >> (i % 64) & 1 != 0
+    }
+
+    /// Whether query position `j` of request `b` sees any key.
+    pub(crate) fn sees_any(&self, b: usize, j: usize) -> bool {
+        let visible = self.visible(b, j);
+        let before = self.tail_mask.map_or(visible.end, |mask| {
+            self.len(b).saturating_sub(mask.tail).min(visible.end)
+        });
+        visible.start < before
+            || (before.max(visible.start)..visible.end).any(|k| self.tail_shows(b, j, k))
+    }
+
+    /// Where keys of request `b` lie: the first two indices into the cache.
+    fn locate(&self, b: usize, keys: Range<usize>) -> Locations<'a> {
+        let left = keys.len();
+        match (&self.pages, self.kv_indptr) {
+            (Some(pages), _) => {
+                let table =
+                    &pages.block_table[(b * pages.max_blocks).min(pages.block_table.len())..];
+                let mut locations = Locations {
+                    table: table
+                        .get(keys.start / pages.page_size..)
+                        .unwrap_or_default(),
+                    page_size: pages.page_size,
+                    outer: 0,
+                    token: pages.page_size,
+                    left,
+                };
+                if left > 0 {
+                    locations.turn();
+                    locations.token = keys.start % pages.page_size;
+                }
+                locations
+            }
+            (None, Some(indptr)) => {
+                Locations::contiguous(0, between(indptr, b).start + keys.start, left)
+            }
+            (None, None) => Locations::contiguous(b, keys.start, left),
+        }
+    }
+
+    /// Width of the columns that `q` and `kv` hold, and of their rotary parts.
+    pub(crate) fn q_widths(&self) -> [usize; 2] {
+        widths(&self.shape, self.q_rope.is_some())
+    }
+
+    pub(crate) fn k_widths(&self) -> [usize; 2] {
+        widths(&self.shape, self.k_rope.is_some())
+    }
+
+    /// The parts of a query: all of it, or what lies before the rotary part, and that.
+    pub(crate) fn query(&self, b: usize, j: usize, h: usize) -> [&'a [bf16]; 2] {
+        let [request, token] = self.token(b, j);
+        let [width, rope] = self.q_widths();
+        let at = [request, token, h];
+        let rope = self.q_rope.map_or(&[][..], |tensor| tensor.row(at, rope));
+        [self.q.row(at, width), rope]
+    }
+
+    /// The parts of keys of request `b` for a KV head.
+    pub(crate) fn keys(
+        &self,
+        b: usize,
+        head: usize,
+        keys: Range<usize>,
+    ) -> impl Iterator<Item = [&'a [bf16]; 2]> + use<'a> {
+        let [width, rope] = self.k_widths();
+        let (kv, k_rope) = (self.kv, self.k_rope);
+        self.locate(b, keys).map(move |[outer, token]| {
+            let at = [outer, token, head];
+            let rope = k_rope.map_or(&[][..], |tensor| tensor.row(at, rope));
+            [kv.row(at, width), rope]
         })
     }
 
-    /// Keys that query position `j` of request `b` sees.
-    pub(crate) fn visible(&self, b: usize, j: usize) -> usize {
-        let hidden = if self.causal {
-            self.shape.s_q - 1 - j
-        } else {
-            0
-        };
-        self.len(b).saturating_sub(hidden)
+    /// Values of request `b` for a KV head.
+    pub(crate) fn values(
+        &self,
+        b: usize,
+        head: usize,
+        keys: Range<usize>,
+    ) -> impl Iterator<Item = &'a [bf16]> + use<'a> {
+        let (values, width) = (self.v.unwrap_or(self.kv), self.shape.d_v);
+        let rows = self.locate(b, keys);
+        rows.map(move |[outer, token]| values.row([outer, token, head], width))
     }
 
-    /// Key `k` of request `b`.
-    pub(crate) fn key(&self, b: usize, k: usize) -> &'a [bf16] {
-        self.kv.row([b, k], self.shape.d_qk)
-    }
-
-    /// Value `k` of request `b`.
-    pub(crate) fn value(&self, b: usize, k: usize) -> &'a [bf16] {
-        self.v
-            .as_ref()
-            .unwrap_or(&self.kv)
-            .row([b, k], self.shape.d_v)
+    /// Value `k` of request `b` for a KV head.
+    pub(crate) fn value(&self, b: usize, head: usize, k: usize) -> &'a [bf16] {
+        self.values(b, head, k..k + 1).next().unwrap_or_default()
     }
 
     /// Checks every argument, whatever the widths.
@@ -116,6 +295,18 @@ impl<'a> Problem<'a> {
     /// # Errors
     /// The first argument found at fault.
     pub(crate) fn check(&self) -> Result<(), Error> {
+        self.check_sizes()?;
+        for b in 0..self.shape.b {
+            self.check_pages(b)?;
+            if self.pages.is_none() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything but the block table.
+    pub(crate) fn check_sizes(&self) -> Result<(), Error> {
         let s = &self.shape;
         // Key indices travel in 32-bit lanes.
         let max = i32::MAX as usize;
@@ -123,56 +314,269 @@ impl<'a> Problem<'a> {
             (Argument::SQ, s.s_q, 1),
             (Argument::SK, s.s_k, 0),
             (Argument::HQ, s.h_q, 1),
+            (Argument::HKv, s.h_kv, 1),
             (Argument::DQk, s.d_qk, 1),
             (Argument::DV, s.d_v, 1),
         ] {
             in_range(argument, value, min, max)?;
         }
-        if self.v.is_none() {
-            in_range(Argument::DV, s.d_v, 1, s.d_qk)?;
+        if !s.h_q.is_multiple_of(s.h_kv) {
+            return Err(Error::Heads {
+                h_q: s.h_q,
+                h_kv: s.h_kv,
+            });
+        }
+        let split = self.q_rope.is_some() || self.k_rope.is_some();
+        if split || self.v.is_none() {
+            in_range(Argument::DV, s.d_v, 1, s.d_qk - usize::from(split))?;
         }
         if !self.log2_scale().is_finite() {
             return Err(Error::NonFiniteScale {
                 value: self.softmax_scale,
             });
         }
-        reaches(
-            Argument::Q,
-            self.q.data.len(),
-            [s.b, s.s_q, s.h_q],
-            self.q.strides,
-            s.d_qk,
-        )?;
-        reaches(
-            Argument::Kv,
-            self.kv.data.len(),
-            [s.b, s.s_k],
-            self.kv.strides,
-            s.d_qk,
-        )?;
-        if let Some(v) = &self.v {
-            reaches(Argument::V, v.data.len(), [s.b, s.s_k], v.strides, s.d_v)?;
+        for (first, second) in [
+            (
+                self.pages.map(|_| Argument::BlockTable),
+                self.kv_indptr.map(|_| Argument::KvIndptr),
+            ),
+            (
+                self.tail_mask.map(|_| Argument::TailMask),
+                self.causal.then_some(Argument::Causal),
+            ),
+        ] {
+            if let (Some(first), Some(second)) = (first, second) {
+                return Err(Error::Conflict { first, second });
+            }
+        }
+        self.check_queries()?;
+        self.check_keys()?;
+        if let Some(mask) = &self.tail_mask {
+            in_range(Argument::TailMask, mask.tail, 0, max)?;
+            let [b, s_q] = self.q_dims();
+            let words = mask.tail.div_ceil(64);
+            reaches(
+                Argument::TailMask,
+                mask.words.len(),
+                [b, s_q],
+                [s_q.saturating_mul(words), words],
+                words,
+            )?;
+        }
+        if let Some(window) = self.window {
+            in_range(Argument::Window, window, 1, usize::MAX)?;
+        }
+        if let Some(sink) = self.sink {
+            right_length(Argument::Sink, sink.len(), s.h_q)?;
+        }
+        Ok(())
+    }
+
+    /// The first two dimensions of tensors of queries and outputs.
+    pub(crate) fn q_dims(&self) -> [usize; 2] {
+        match self.q_indptr {
+            Some(indptr) => [1, last(indptr)],
+            None => [self.shape.b, self.shape.s_q],
+        }
+    }
+
+    fn check_queries(&self) -> Result<(), Error> {
+        let s = &self.shape;
+        if let Some(indptr) = self.q_indptr {
+            check_indptr(Argument::QIndptr, indptr, s.b, s.s_q)?;
+        }
+        let [b, s_q] = self.q_dims();
+        let [width, rope] = self.q_widths();
+        let tensors = [
+            (Argument::Q, Some(&self.q), width),
+            (Argument::QRope, self.q_rope.as_ref(), rope),
+        ];
+        check_tensors(tensors, [b, s_q, s.h_q])
+    }
+
+    fn check_keys(&self) -> Result<(), Error> {
+        let s = &self.shape;
+        if let Some(indptr) = self.kv_indptr {
+            check_indptr(Argument::KvIndptr, indptr, s.b, s.s_k)?;
         }
         if let Some(lens) = self.cache_seqlens {
-            if lens.len() != s.b {
-                return Err(Error::WrongLength {
-                    argument: Argument::CacheSeqlens,
-                    len: lens.len(),
-                    expected: s.b,
-                });
-            }
+            right_length(Argument::CacheSeqlens, lens.len(), s.b)?;
             for (request, &value) in lens.iter().enumerate() {
-                if !usize::try_from(value).is_ok_and(|len| len <= s.s_k) {
+                let limit = self
+                    .kv_indptr
+                    .map_or(s.s_k, |indptr| between(indptr, request).len());
+                if !usize::try_from(value).is_ok_and(|len| len <= limit) {
                     return Err(Error::Seqlen {
                         request,
                         value,
-                        limit: s.s_k,
+                        limit,
                     });
                 }
             }
         }
+        let [outer, tokens] = match (&self.pages, self.kv_indptr) {
+            (Some(pages), _) => {
+                in_range(Argument::PageSize, pages.page_size, 1, usize::MAX)?;
+                in_range(Argument::Pages, pages.pages, 0, i32::MAX as usize)?;
+                [pages.pages, pages.page_size]
+            }
+            (None, Some(indptr)) => [1, last(indptr)],
+            (None, None) => [s.b, s.s_k],
+        };
+        let [width, rope] = self.k_widths();
+        let tensors = [
+            (Argument::Kv, Some(&self.kv), width),
+            (Argument::KRope, self.k_rope.as_ref(), rope),
+            (Argument::V, self.v.as_ref(), s.d_v),
+        ];
+        check_tensors(tensors, [outer, tokens, s.h_kv])
+    }
+
+    /// The entries of the block table that request `b` has keys on.
+    ///
+    /// # Errors
+    /// [`Error::TooShort`] if the table has too few, [`Error::Page`] for the first that is
+    /// no page.
+    pub(crate) fn check_pages(&self, b: usize) -> Result<(), Error> {
+        let Some(pages) = &self.pages else {
+            return Ok(());
+        };
+        let blocks = self.len(b).div_ceil(pages.page_size);
+        if blocks == 0 {
+            return Ok(());
+        }
+        in_range(Argument::BlockTable, blocks, 0, pages.max_blocks)?;
+        let overflow = Error::Overflow {
+            argument: Argument::BlockTable,
+            dimension: 0,
+        };
+        let start = b.checked_mul(pages.max_blocks).ok_or(overflow)?;
+        let end = start.checked_add(blocks).ok_or(overflow)?;
+        let entries = pages.block_table.get(start..end).ok_or(Error::TooShort {
+            argument: Argument::BlockTable,
+            len: pages.block_table.len(),
+            needed: end,
+        })?;
+        for (index, &value) in entries.iter().enumerate() {
+            if !usize::try_from(value).is_ok_and(|page| page < pages.pages) {
+                return Err(Error::Page {
+                    request: b,
+                    index,
+                    value,
+                    limit: pages.pages,
+                });
+            }
+        }
         Ok(())
     }
+}
+
+/// Keys in their order, wherever they lie.
+struct Locations<'a> {
+    /// The block table from the next page on.
+    table: &'a [i32],
+    page_size: usize,
+    outer: usize,
+    token: usize,
+    left: usize,
+}
+
+impl Locations<'_> {
+    const fn contiguous(outer: usize, token: usize, left: usize) -> Self {
+        Self {
+            table: &[],
+            page_size: usize::MAX,
+            outer,
+            token,
+            left,
+        }
+    }
+
+    /// On to the next page; the table was checked to have it.
+    fn turn(&mut self) {
+        let Some((&page, rest)) = self.table.split_first() else {
+            return;
+        };
+        self.outer = usize::try_from(page).unwrap_or_default();
+        self.table = rest;
+        self.token = 0;
+    }
+}
+
+impl Iterator for Locations<'_> {
+    type Item = [usize; 2];
+
+    fn next(&mut self) -> Option<[usize; 2]> {
+        self.left = self.left.checked_sub(1)?;
+        if self.token == self.page_size {
+            self.turn();
+        }
+        let at = [self.outer, self.token];
+        self.token += 1;
+        Some(at)
+    }
+}
+
+/// Columns before the rotary part, and of it.
+fn widths(shape: &Shape, split: bool) -> [usize; 2] {
+    if split {
+        [shape.d_v, shape.d_qk - shape.d_v]
+    } else {
+        [shape.d_qk, 0]
+    }
+}
+
+/// What offsets leave request `b`. They were checked.
+fn between(indptr: &[i32], b: usize) -> Range<usize> {
+    let [start, end] = [indptr[b], indptr[b + 1]].map(|x| usize::try_from(x).unwrap_or_default());
+    start..end
+}
+
+/// Rows that offsets reach.
+fn last(indptr: &[i32]) -> usize {
+    let end = indptr.last().copied().unwrap_or_default();
+    usize::try_from(end).unwrap_or_default()
+}
+
+fn check_indptr(argument: Argument, indptr: &[i32], b: usize, limit: usize) -> Result<(), Error> {
+    right_length(argument, indptr.len(), b.saturating_add(1))?;
+    for (request, ends) in indptr.windows(2).enumerate() {
+        let (start, end) = (ends[0], ends[1]);
+        let rows = usize::try_from(i64::from(end) - i64::from(start));
+        if start < 0 || !rows.is_ok_and(|rows| rows <= limit) {
+            return Err(Error::Indptr {
+                argument,
+                request,
+                start,
+                end,
+                limit,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn check_tensors<const N: usize>(
+    tensors: [(Argument, Option<&Tensor<'_, 3>>, usize); N],
+    dims: [usize; 3],
+) -> Result<(), Error> {
+    for (argument, tensor, width) in tensors {
+        if let Some(tensor) = tensor {
+            reaches(argument, tensor.data.len(), dims, tensor.strides, width)?;
+        }
+    }
+    Ok(())
+}
+
+const fn right_length(argument: Argument, len: usize, expected: usize) -> Result<(), Error> {
+    if len != expected {
+        return Err(Error::WrongLength {
+            argument,
+            len,
+            expected,
+        });
+    }
+    Ok(())
 }
 
 /// Where the output's elements go, and in which format.
@@ -180,6 +584,8 @@ impl<'a> Problem<'a> {
 pub enum Elements<'a> {
     /// Rounded to nearest even.
     Bf16(&'a mut [bf16]),
+    /// Rounded to nearest even; infinite from 65520 on.
+    F16(&'a mut [f16]),
     /// Unrounded.
     F32(&'a mut [f32]),
 }
@@ -188,24 +594,69 @@ impl Elements<'_> {
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Bf16(data) => data.len(),
+            Self::F16(data) => data.len(),
             Self::F32(data) => data.len(),
+        }
+    }
+}
+
+/// How log-sum-exp is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lse {
+    /// The logarithm's base.
+    pub base: LseBase,
+    /// What stands for a row that sees no key.
+    pub empty: EmptyLse,
+}
+
+/// The base of a logarithm.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LseBase {
+    /// Natural: FlashMLA's and CANN's.
+    #[default]
+    E,
+    /// Binary: FlashInfer's.
+    Two,
+}
+
+/// lse of a row that sees no key, whose O is 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EmptyLse {
+    /// Infinity, as in FlashMLA.
+    #[default]
+    Infinity,
+    /// Minus infinity, the logarithm of the empty sum.
+    MinusInfinity,
+}
+
+impl EmptyLse {
+    /// As a number.
+    #[must_use]
+    pub const fn value(self) -> f32 {
+        match self {
+            Self::Infinity => f32::INFINITY,
+            Self::MinusInfinity => f32::NEG_INFINITY,
         }
     }
 }
 
 /// Where results go.
 ///
-/// A row that sees no key gets `O = 0` and `lse = +inf` (FlashMLA's convention).
+/// A row that sees no key gets `O = 0`, and the lse that [`EmptyLse`] says.
 #[derive(Debug)]
 pub struct Output<'a> {
-    /// `[b, s_q, h_q, d_v]`, the last dimension contiguous.
+    /// `[b, s_q, h_q, d_v]`, the last dimension contiguous; `[tokens, h_q, d_v]` with
+    /// `q_indptr`.
     pub o: Elements<'a>,
-    /// Strides of `o` over `(b, s_q, h_q)`, in elements.
+    /// Strides of `o` over `(b, s_q, h_q)`, in elements; the first counts for nothing
+    /// with `q_indptr`.
     pub o_strides: [usize; 3],
-    /// `[b, h_q, s_q]`: natural logarithm of the sum of exponentials.
+    /// `[b, h_q, s_q]`, or `[h_q, tokens]`: logarithm of the sum of exponentials.
     pub lse: &'a mut [f32],
     /// Strides of `lse` over `(b, h_q, s_q)`, in elements.
     pub lse_strides: [usize; 3],
+    /// How `lse` is written.
+    pub lse_format: Lse,
 }
 
 impl<'a> Output<'a> {
@@ -218,18 +669,24 @@ impl<'a> Output<'a> {
             o_strides: [row.saturating_mul(shape.s_q), row, shape.d_v],
             lse,
             lse_strides: [shape.h_q.saturating_mul(shape.s_q), shape.s_q, 1],
+            lse_format: Lse {
+                base: LseBase::E,
+                empty: EmptyLse::Infinity,
+            },
         }
     }
 
-    /// Checks that every element of the shape has a place of its own.
+    /// Checks that every element of the problem's results has a place of its own.
     ///
     /// # Errors
     /// The first argument found at fault.
-    pub(crate) fn check(&self, s: &Shape) -> Result<(), Error> {
-        let o = [s.b, s.s_q, s.h_q];
+    pub(crate) fn check(&self, problem: &Problem<'_>) -> Result<(), Error> {
+        let s = &problem.shape;
+        let [b, s_q] = problem.q_dims();
+        let o = [b, s_q, s.h_q];
         reaches(Argument::O, self.o.len(), o, self.o_strides, s.d_v)?;
         disjoint(Argument::O, o, self.o_strides, s.d_v)?;
-        let lse = [s.b, s.h_q, s.s_q];
+        let lse = [b, s.h_q, s_q];
         reaches(Argument::Lse, self.lse.len(), lse, self.lse_strides, 1)?;
         disjoint(Argument::Lse, lse, self.lse_strides, 1)
     }

@@ -48,7 +48,7 @@ use crate::error::{Argument, Error};
 use crate::peaks::{PEAK_SHARE, Peak, Peaks, difference};
 use crate::problem::{Precision, Problem, in_range};
 use crate::schedule::splits;
-use crate::tile::{BLOCK_KEYS, MAX_D_V, ascend::BASE_K};
+use crate::tile::{BLOCK_KEYS, MAX_D_QK, MAX_D_V, ascend::BASE_K};
 
 /// How a row's keys are cut: into blocks, and before that into splits, if the row is long.
 ///
@@ -112,14 +112,15 @@ pub fn golden(problem: &Problem, o: &mut [f64], lse: &mut [f64]) -> Result<(), E
     each_row(problem, false, o, lse, |row, o| {
         // The first pass.
         let mut m = f64::NEG_INFINITY;
-        for k in row.keys.clone() {
-            m = m.max(scale * dot::<f64>(row.q, row.key(k)));
+        let mut key = [bf16::ZERO; MAX_D_QK];
+        for k in row.keys.clone().filter(|&k| row.sees(k)) {
+            m = m.max(scale * dot::<f64>(row.q, row.key(k, &mut key)));
         }
         // The second.
         o.fill(0.0);
         let mut l = 0.0;
-        for k in row.keys.clone() {
-            let p = exp(scale * dot::<f64>(row.q, row.key(k)) - m);
+        for k in row.keys.clone().filter(|&k| row.sees(k)) {
+            let p = exp(scale * dot::<f64>(row.q, row.key(k, &mut key)) - m);
             l += p;
             axpy(o, p, row.value(k));
         }
@@ -167,6 +168,7 @@ pub fn base(
             for s in &mut *s {
                 *s *= problem.softmax_scale;
             }
+            row.hide(&keys, s);
             let m_prev = m;
             m = m.max(rowmax(s));
             let shift = finite_or_zero(m);
@@ -251,6 +253,7 @@ pub fn amla_as_printed(
             for s in &mut *s {
                 *s *= problem.softmax_scale;
             }
+            row.hide(&keys, s);
             m = m_prev.max(rowmax(s));
             let m_up = expf(m_prev - m);
             // Line 6.
@@ -345,6 +348,7 @@ pub fn amla_compensated(
             for s in &mut *s {
                 *s *= scale;
             }
+            row.hide(&keys, s);
             m = m_prev.max(rowmax(s));
             let shift = finite_or_zero(m);
             let m_up = exp2f(m_prev - shift);
@@ -441,6 +445,7 @@ pub fn amla_exact(
             if problem.softmax_scale < 0.0 {
                 s.iter_mut().for_each(|s| *s = -*s);
             }
+            row.hide(&keys, s);
             let max = rowmax(s);
             e = e_prev.max(ceilf(times(max, scale)));
             let n = difference(e_prev, e);
@@ -516,19 +521,42 @@ struct Row<'a> {
     problem: &'a Problem<'a>,
     /// The request.
     b: usize,
+    /// The query position.
+    j: usize,
+    /// The KV head.
+    head: usize,
     /// The query, `[d_qk]`.
     q: &'a [bf16],
-    /// The keys to attend to, all of which it sees; at least 1.
+    /// The keys to attend to; at least 1. A mask may hide some of them.
     keys: Range<usize>,
 }
 
 impl<'a> Row<'a> {
-    fn key(&self, k: usize) -> &'a [bf16] {
-        self.problem.key(self.b, k)
+    /// Key `k`; put together in `row` if it lies in parts.
+    fn key<'b>(&self, k: usize, row: &'b mut [bf16; MAX_D_QK]) -> &'b [bf16]
+    where
+        'a: 'b,
+    {
+        let mut keys = self.problem.keys(self.b, self.head, k..k + 1);
+        join(keys.next().unwrap_or_default(), row)
     }
 
     fn value(&self, k: usize) -> &'a [bf16] {
-        self.problem.value(self.b, k)
+        self.problem.value(self.b, self.head, k)
+    }
+
+    /// Whether the row sees key `k`.
+    fn sees(&self, k: usize) -> bool {
+        self.problem.sees(self.b, self.j, k)
+    }
+
+    /// Takes the scores of keys that the row doesn't see to -inf.
+    fn hide(&self, keys: &Range<usize>, s: &mut [f32]) {
+        for (s, k) in s.iter_mut().zip(keys.clone()) {
+            if !self.sees(k) {
+                *s = f32::NEG_INFINITY;
+            }
+        }
     }
 
     /// The blocks of keys; the last may be short.
@@ -547,6 +575,7 @@ impl<'a> Row<'a> {
         const KEYS: usize = 16;
         let mut q = [0.0; BASE_K];
         let mut k = [[0.0; KEYS]; BASE_K];
+        let mut row = [bf16::ZERO; MAX_D_QK];
         for (s, first) in s.chunks_mut(KEYS).zip(keys.clone().step_by(KEYS)) {
             let mut sums = [0.0; KEYS];
             for start in (0..self.q.len()).step_by(BASE_K) {
@@ -555,7 +584,8 @@ impl<'a> Row<'a> {
                     *q = bf16_widen(x.to_bits());
                 }
                 for i in 0..s.len() {
-                    for (k, x) in k.iter_mut().zip(&self.key(first + i)[features.clone()]) {
+                    let key = self.key(first + i, &mut row);
+                    for (k, x) in k.iter_mut().zip(&key[features.clone()]) {
                         k[i] = bf16_widen(x.to_bits());
                     }
                 }
@@ -579,16 +609,40 @@ impl<'a> Row<'a> {
     /// C2: `o += P V` in FP32.
     fn pv(&self, keys: &Range<usize>, p: &[f32], o: &mut [f32]) {
         for (&p, k) in p.iter().zip(keys.clone()) {
-            axpy(o, p, self.value(k));
+            if self.sees(k) {
+                axpy(o, p, self.value(k));
+            }
         }
     }
+}
+
+/// A row's parts as one, in `row` if there are two.
+fn join<'b>([first, second]: [&'b [bf16]; 2], row: &'b mut [bf16; MAX_D_QK]) -> &'b [bf16] {
+    if second.is_empty() {
+        return first;
+    }
+    let len = first.len() + second.len();
+    row[..first.len()].copy_from_slice(first);
+    row[first.len()..len].copy_from_slice(second);
+    &row[..len]
 }
 
 /// The problem, and the lengths of dense outputs.
 fn check(problem: &Problem, o: usize, lse: usize) -> Result<(), Error> {
     problem.check()?;
     let s = &problem.shape;
-    let rows = s.b.saturating_mul(s.s_q).saturating_mul(s.h_q);
+    in_range(
+        Argument::DQk,
+        s.d_qk,
+        1,
+        if problem.q_rope.or(problem.k_rope).is_some() {
+            MAX_D_QK
+        } else {
+            usize::MAX
+        },
+    )?;
+    let [b, s_q] = problem.q_dims();
+    let rows = b.saturating_mul(s_q).saturating_mul(s.h_q);
     for (argument, len, expected) in [
         (Argument::O, o, rows.saturating_mul(s.d_v)),
         (Argument::Lse, lse, rows),
@@ -614,48 +668,65 @@ fn each_row<T: Real>(
     mut attend: impl FnMut(&Row, &mut [T]) -> f64,
 ) {
     let s = &problem.shape;
+    let [_, s_q] = problem.q_dims();
     for b in 0..s.b {
-        for j in 0..s.s_q {
-            for h in 0..s.h_q {
-                let o = &mut o[((b * s.s_q + j) * s.h_q + h) * s.d_v..][..s.d_v];
-                let lse = &mut lse[(b * s.h_q + h) * s.s_q + j];
-                let visible = problem.visible(b, j);
-                if visible == 0 {
-                    o.fill(0.0.into());
-                    *lse = f32::INFINITY.into();
-                    continue;
-                }
-                let mut attend = |keys, o: &mut [T]| {
-                    let q = problem.q.row([b, j, h], s.d_qk);
-                    let row = Row {
-                        problem,
-                        b,
-                        q,
-                        keys,
-                    };
-                    attend(&row, o)
-                };
-                let total = if split {
-                    let mut splits = splits(problem.len(b))
-                        .map(|keys| keys.start..keys.end.min(visible))
-                        .filter(|keys| !keys.is_empty());
-                    let mut total = attend(splits.next().unwrap_or(0..visible), o);
-                    let mut part = [T::from(0.0); MAX_D_V];
-                    for keys in splits {
-                        let part = &mut part[..s.d_v];
-                        let part_lse = attend(keys, part);
-                        total = merge(o, total, part, part_lse);
-                    }
-                    total
-                } else {
-                    attend(0..visible, o)
-                };
-                *lse = T::round(if total == f64::NEG_INFINITY {
-                    f64::NAN
-                } else {
-                    total
-                });
+        let span = problem.span(b);
+        for (j, h) in (0..problem.queries(b)).flat_map(|j| (0..s.h_q).map(move |h| (j, h))) {
+            let [request, token] = problem.token(b, j);
+            let o = &mut o[((request * s_q + token) * s.h_q + h) * s.d_v..][..s.d_v];
+            let lse = &mut lse[(request * s.h_q + h) * s_q + token];
+            if !problem.sees_any(b, j) {
+                o.fill(0.0.into());
+                *lse = f32::INFINITY.into();
+                continue;
             }
+            let visible = problem.visible(b, j);
+            let mut attend = |keys, o: &mut [T]| {
+                let mut row = [bf16::ZERO; MAX_D_QK];
+                let row = Row {
+                    problem,
+                    b,
+                    j,
+                    head: h / s.group(),
+                    q: join(problem.query(b, j, h), &mut row),
+                    keys,
+                };
+                attend(&row, o)
+            };
+            let total = if split {
+                let mut splits = splits(span.len())
+                    .map(|keys| {
+                        let (start, end) = (span.start + keys.start, span.start + keys.end);
+                        start.max(visible.start)..end.min(visible.end)
+                    })
+                    .filter(|keys| !keys.is_empty());
+                let mut total = attend(splits.next().unwrap_or(visible.clone()), o);
+                let mut part = [T::from(0.0); MAX_D_V];
+                for keys in splits {
+                    let part = &mut part[..s.d_v];
+                    let part_lse = attend(keys, part);
+                    total = merge(o, total, part, part_lse);
+                }
+                total
+            } else {
+                attend(visible, o)
+            };
+            if let Some(sink) = problem.sink {
+                let sink = f64::from(sink[h]);
+                if total > f64::NEG_INFINITY {
+                    let share = (1.0 + exp(sink - total)).recip();
+                    o.iter_mut()
+                        .for_each(|o| *o = T::round((*o).into() * share));
+                } else if sink > f64::NEG_INFINITY {
+                    // The sink has all the weight.
+                    o.fill(0.0.into());
+                }
+            }
+            *lse = T::round(if total == f64::NEG_INFINITY {
+                f64::NAN
+            } else {
+                total
+            });
         }
     }
 }

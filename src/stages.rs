@@ -150,11 +150,11 @@ impl<'a> Stages<'a> {
         impl Visitor for PackV<'_> {
             type Output = ();
             fn visit<I: Isa>(self, isa: I) {
-                isa.pack_v::<D_V>(self.1, &[], &mut self.0.l1.v);
+                isa.pack_v::<D_V>(self.1.as_slice(), 0, &[], &mut self.0.l1.v);
             }
         }
         let mut values = Rows::NONE;
-        values.gather(KEYS, |k| &self.kv[k * D_QK..][..D_V]);
+        values.gather(self.kv.chunks(D_QK).map(|row| &row[..D_V]));
         self.options.backend.with(PackV(self.tiles, &values));
         Work::Elements((KEYS * D_V) as u64)
     }
@@ -170,7 +170,7 @@ impl<'a> Stages<'a> {
             }
         }
         let mut keys = Rows::NONE;
-        keys.gather(KEYS, |k| &self.kv[k * D_QK..][..D_QK]);
+        keys.gather(self.kv.chunks(D_QK));
         self.options.backend.with(Qk(self.tiles, &keys));
         Work::Flop((2 * KEYS * ROWS * D_QK) as u64)
     }
@@ -202,7 +202,7 @@ impl<'a> Stages<'a> {
             rows: ROWS,
             keys: KEYS,
             scale: 1.0,
-            visible: None,
+            mask: None,
             rescale: self.options.rescale,
             precision: self.options.precision,
             first_key: 0,

@@ -21,6 +21,8 @@
 //! 32-bit lane, so operands are stored as pairs in a `u32`: the element of even
 //! index in the low half. Q pairs two features, P and V pair two keys.
 
+use half::bf16;
+
 use crate::peaks::Peaks;
 
 /// The Ascend 910's memories and the paper's cut of them, in bytes.
@@ -83,6 +85,8 @@ pub type STile = Tile<f32, BLOCK_KEYS, PANEL_ROWS>;
 pub type PTile = Tile<u32, BLOCK_PAIRS, PANEL_ROWS>;
 /// An operand widened to FP32: 96 deep.
 pub type Widened = Tile<f32, BLOCK_PAIRS, PANEL_ROWS>;
+/// Rows of one block, or queries of a panel, as the kernel wants them.
+pub type RowTile = [[bf16; MAX_D_QK]; BLOCK_KEYS];
 /// O accumulators of one panel and strip: rows x columns.
 pub type OStrip = [[f32; STRIP]; PANEL_ROWS];
 
@@ -157,13 +161,16 @@ pub struct Tiles {
     pub l0c: L0c,
     /// Row state.
     pub ub: [RowState; PANELS],
+    /// Rows put together or widened, where the caller's can't be used as they lie: the
+    /// NPU does the same by way of GM.
+    pub gm: RowTile,
 }
 
 /// FP32 numbers that one task leaves behind at most: O, and exponent and sum of
 /// each row.
 pub const MAX_PARTIAL: usize = GROUP_ROWS * (MAX_D_V + 2);
 
-/// The memory that one thread works in: about 1.7 MiB, 64-byte aligned.
+/// The memory that one thread works in: about 1.9 MiB, 64-byte aligned.
 ///
 /// It holds nothing between calls. Make one with [`Workspace::new`] (for a
 /// `static`), or on the heap with `bytemuck::zeroed_box`, or view bytes as one
@@ -192,6 +199,7 @@ impl Workspace {
                 l0b: [Tile([[0.0; _]; _]); _],
                 l0c: [Tile([[0.0; _]; _]); _],
                 ub: [RowState::START; _],
+                gm: [[bf16::ZERO; _]; _],
             },
             partials: [[0.0; _]; _],
         }
@@ -218,6 +226,7 @@ const _: () = {
     assert!(size_of::<STile>() <= ascend::L0C / 2 && size_of::<L0c>() <= ascend::L0C);
     assert!(size_of::<[RowState; PANELS]>() <= ascend::UB);
     assert!(GROUP_ROWS == ascend::M);
+    assert!(size_of::<Workspace>() <= 2 << 20);
     assert!(align_of::<Workspace>() == 64);
     // No padding anywhere, so that the workspace is plain memory.
     assert!(size_of::<QPanel>() == 4 * MAX_D_QK / 2 * PANEL_ROWS);
@@ -235,6 +244,7 @@ const _: () = {
                 + size_of::<L0b>()
                 + size_of::<L0c>()
                 + PANELS * size_of::<RowState>()
+                + size_of::<RowTile>()
     );
     assert!(size_of::<Workspace>() == size_of::<Tiles>() + 2 * 4 * MAX_PARTIAL);
     // V of the widest value fits into the K/V buffers, strip by strip.

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use amla::{
-    Argument, Backend, BackendId, Elements, Error, Options, Output, Plan, Precision, Problem,
+    Argument, Backend, BackendId, Elements, Error, Lse, Options, Output, Plan, Precision, Problem,
     Rescale, SUPPORTED_DIMS, Shape, Tensor, Workspace, combine, decode, reference, run_task,
 };
 use common::{Case, modes, normal, workspace};
@@ -275,7 +275,7 @@ fn refuses_dims_without_a_kernel() {
         listed += &format!("{comma}({d_qk}, {d_v})");
     }
     for (d_qk, d_v) in [
-        (64, 64),
+        (64, 63),
         (576, 128),
         (576, 511),
         (1, 1),
@@ -853,17 +853,18 @@ fn huge_shapes_over_tiny_buffers() {
         max - 1,
         max,
     ] {
-        for field in 0..7 {
+        for field in 0..8 {
             in_no_time(&format!("{huge} in field {field}"), move || {
-                let [b, s_q, s_k, h_q, d_qk, d_v] =
-                    std::array::from_fn(|i| if i == field || field == 6 { huge } else { 1 });
+                let [b, s_q, s_k, h_q, h_kv, d_qk, d_v] =
+                    std::array::from_fn(|i| if i == field || field == 7 { huge } else { 1 });
                 let shape = Shape {
                     b,
                     s_q,
                     s_k,
                     h_q,
-                    d_qk: if field < 4 { 576 } else { d_qk },
-                    d_v: if field < 4 { 512 } else { d_v },
+                    h_kv,
+                    d_qk: if field < 5 { 576 } else { d_qk },
+                    d_v: if field < 5 { 512 } else { d_v },
                 };
                 let problem = Problem::dense(shape, &SOME, &SOME, 1.0);
                 assert!(Plan::new(&problem).is_err());
@@ -883,6 +884,7 @@ fn huge_shapes_of_repeated_rows() {
         s_q: 1,
         s_k: 1,
         h_q: 1,
+        h_kv: 1,
         d_qk: 576,
         d_v: 512,
     };
@@ -912,7 +914,7 @@ fn huge_shapes_of_repeated_rows() {
         in_no_time(&format!("{shape:?}"), move || {
             let mut problem = Problem::dense(shape, &SOME, &SOME, 1.0);
             problem.q.strides = [0; 3];
-            problem.kv.strides = [0; 2];
+            problem.kv.strides = [0; 3];
             all_refuse(&problem);
             // 16 splits of each request, more than can be counted.
             if (shape.b, shape.s_k) == (usize::MAX, int) {
@@ -945,6 +947,7 @@ fn dense_is_dense() {
         s_q: 3,
         s_k: 5,
         h_q: 7,
+        h_kv: 1,
         d_qk: 320,
         d_v: 256,
     };
@@ -954,6 +957,7 @@ fn dense_is_dense() {
             s_q: usize::MAX,
             s_k: usize::MAX,
             h_q: usize::MAX,
+            h_kv: 1,
             d_qk: usize::MAX,
             d_v: usize::MAX,
         },
@@ -966,7 +970,7 @@ fn dense_is_dense() {
     let problem = Problem::dense(shape, &q, &kv, 0.5);
     assert_eq!(problem.shape, shape);
     assert_eq!(problem.q.strides, [3 * 7 * 320, 7 * 320, 320]);
-    assert_eq!(problem.kv.strides, [5 * 320, 320]);
+    assert_eq!(problem.kv.strides, [5 * 320, 320, 320]);
     assert_eq!(
         (problem.q.data.len(), problem.kv.data.len()),
         (q.len(), kv.len())
@@ -990,7 +994,7 @@ fn dense_is_dense() {
         .collect();
     let v = Some(Tensor {
         data: &v,
-        strides: [5 * 256, 256],
+        strides: [5 * 256, 256, 0],
     });
     assert_eq!(decoded(&Problem { v, ..problem }, &options), all);
 
@@ -1099,6 +1103,7 @@ fn check_layout(case: &Case, options: &Options, layout: Layout, want: &Bits) {
         s_q,
         s_k,
         h_q,
+        h_kv: _,
         d_qk,
         d_v,
     } = case.shape;
@@ -1121,11 +1126,11 @@ fn check_layout(case: &Case, options: &Options, layout: Layout, want: &Bits) {
         },
         kv: Tensor {
             data: &kv,
-            strides: kv_strides,
+            strides: [kv_strides[0], kv_strides[1], 0],
         },
         v: v.as_ref().map(|v| Tensor {
             data: v,
-            strides: v_strides,
+            strides: [v_strides[0], v_strides[1], 0],
         }),
         ..case.problem()
     };
@@ -1162,6 +1167,7 @@ fn check_layout(case: &Case, options: &Options, layout: Layout, want: &Bits) {
                 o_strides,
                 lse: &mut lse,
                 lse_strides,
+                lse_format: Lse::default(),
             };
             if through_tasks {
                 combine(&problem, &plan, &mut partials.clone(), output).unwrap();
@@ -1221,6 +1227,7 @@ fn interleaved_outputs(backend: Backend) {
             o_strides: o_strides.map(|stride| 2 * stride),
             lse: &mut lse[i..],
             lse_strides: lse_strides.map(|stride| 2 * stride),
+            lse_format: Lse::default(),
         };
         decode(&case.problem(), &options, &mut workspace(), output).unwrap();
     }
@@ -1605,6 +1612,7 @@ fn recipe() -> impl Strategy<Value = Recipe> {
                         s_q,
                         s_k,
                         h_q,
+                        h_kv: 1,
                         d_qk,
                         d_v,
                     },
@@ -1630,6 +1638,7 @@ impl Recipe {
             s_q,
             s_k,
             h_q,
+            h_kv: _,
             d_qk,
             d_v,
         } = self.shape;

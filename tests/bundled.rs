@@ -30,6 +30,7 @@ fn load() -> Bundled {
         s_q: 2,
         s_k: 512,
         h_q: 12,
+        h_kv: 1,
         d_qk: 576,
         d_v: 512,
     };

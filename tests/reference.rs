@@ -97,13 +97,14 @@ impl Scores {
             s_q: 1,
             s_k,
             h_q: 1,
+            h_kv: 1,
             d_qk: 1,
             d_v: self.d_v,
         };
         Problem {
             v: Some(Tensor {
                 data: &self.v,
-                strides: [s_k * self.d_v, self.d_v],
+                strides: [s_k * self.d_v, self.d_v, 0],
             }),
             ..Problem::dense(shape, ONE, &self.kv, 1.0)
         }
@@ -234,6 +235,7 @@ impl Full {
             s_q: 3,
             s_k: 41,
             h_q: 2,
+            h_kv: 1,
             d_qk: 37,
             d_v: 19,
         };
@@ -249,22 +251,21 @@ impl Full {
 
     fn problem(&self) -> Problem<'_> {
         Problem {
-            shape: self.shape,
             q: Tensor {
                 data: &self.q,
                 strides: [400, 120, 39],
             },
             kv: Tensor {
                 data: &self.kv,
-                strides: [41 * 40, 40],
+                strides: [41 * 40, 40, 0],
             },
             v: Some(Tensor {
                 data: &self.v,
-                strides: [41 * 23, 23],
+                strides: [41 * 23, 23, 0],
             }),
             cache_seqlens: Some(&self.lens),
             causal: true,
-            softmax_scale: 0.3,
+            ..Problem::dense(self.shape, &[], &[], 0.3)
         }
     }
 }
@@ -287,29 +288,27 @@ fn every_option_against_single_rows() {
                     let keys = usize::try_from(full.lens[b])
                         .unwrap()
                         .saturating_sub(s_q - 1 - j);
+                    let shape = Shape {
+                        b: 1,
+                        s_q: 1,
+                        s_k: keys,
+                        h_q: 1,
+                        ..full.shape
+                    };
                     let alone = Problem {
-                        shape: Shape {
-                            b: 1,
-                            s_q: 1,
-                            s_k: keys,
-                            h_q: 1,
-                            ..full.shape
-                        },
                         q: Tensor {
                             data: &full.q[b * 400 + j * 120 + h * 39..],
                             strides: [0; 3],
                         },
                         kv: Tensor {
                             data: &full.kv[b * 41 * 40..],
-                            strides: [0, 40],
+                            strides: [0, 40, 0],
                         },
                         v: Some(Tensor {
                             data: &full.v[b * 41 * 23..],
-                            strides: [0, 23],
+                            strides: [0, 23, 0],
                         }),
-                        cache_seqlens: None,
-                        causal: false,
-                        softmax_scale: 0.3,
+                        ..Problem::dense(shape, &[], &[], 0.3)
                     };
                     for (out, alone) in all.iter().zip(run(&alone, block_n)) {
                         let o = &out.o[((b * s_q + j) * h_q + h) * d_v..][..d_v];
@@ -619,6 +618,7 @@ fn errors(sigma: f32, s_k: usize, block_n: usize, seed: u64) -> [(f64, f64, f64)
         s_q: 1,
         s_k,
         h_q: 16,
+        h_kv: 1,
         d_qk: 576,
         d_v: 512,
     };

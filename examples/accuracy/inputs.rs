@@ -138,6 +138,7 @@ impl Sample {
             s_q: 1,
             s_k: self.context,
             h_q: heads.len(),
+            h_kv: 1,
             d_qk: D_QK,
             d_v: D_V,
         };

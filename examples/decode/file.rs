@@ -32,7 +32,7 @@ impl Case {
         Problem {
             v: self.v.as_ref().map(|data| Tensor {
                 data,
-                strides: [s.s_k * s.d_v, s.d_v],
+                strides: [s.s_k * s.d_v, s.d_v, 0],
             }),
             cache_seqlens: self.cache_seqlens.as_deref(),
             causal,
@@ -100,6 +100,7 @@ impl Case {
                 s_q,
                 s_k,
                 h_q,
+                h_kv: 1,
                 d_qk,
                 d_v,
             },

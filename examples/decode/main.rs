@@ -302,6 +302,7 @@ fn deepseek_v3(s_q: usize) -> Case {
         s_q,
         s_k: 4096,
         h_q: 128,
+        h_kv: 1,
         d_qk: 576,
         d_v: 512,
     };

@@ -18,6 +18,7 @@ pub const fn shape(b: usize, s_q: usize, s_k: usize, h_q: usize) -> Shape {
         s_q,
         s_k,
         h_q,
+        h_kv: 1,
         d_qk: D_QK,
         d_v: D_V,
     }

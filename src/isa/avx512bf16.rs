@@ -29,8 +29,8 @@ use super::{Isa, Pv, Rows, Softmax, Strips, detect};
 use crate::bits::Increment;
 use crate::problem::{Precision, Rescale};
 use crate::tile::{
-    BLOCK_PAIRS, L0a, L0b, MAX_D_V, OStrip, PANEL_ROWS, PTile, QPanel, RowState, STRIP, STile,
-    VBuffer, ascend,
+    BLOCK_KEYS, BLOCK_PAIRS, L0a, L0b, MAX_D_V, OStrip, PANEL_ROWS, PTile, QPanel, RowState, STRIP,
+    STile, VBuffer, ascend,
 };
 
 /// FP32 lanes of a vector.
@@ -61,12 +61,13 @@ impl Isa for Avx512Bf16 {
 
     fn pack_v<const D_V: usize>(
         self,
-        values: &Rows<'_>,
+        values: &[&[bf16]],
+        first: usize,
         next: &[&[bf16]],
         v: &mut [VBuffer; 3],
     ) -> bool {
         // SAFETY: the token proves the features.
-        unsafe { pack_v::<D_V>(values, next, v) }
+        unsafe { pack_v::<D_V>(values, first, next, v) }
     }
 
     fn qk<const D_QK: usize>(
@@ -205,7 +206,12 @@ fn transpose(x: &mut [__m512i; LANES]) {
 /// magnitude: with the sign off, BF16 patterns are ordered as integers, and
 /// infinity and the NaNs are above all numbers.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn pack_v<const D_V: usize>(values: &Rows<'_>, next: &[&[bf16]], v: &mut [VBuffer; 3]) -> bool {
+fn pack_v<const D_V: usize>(
+    values: &[&[bf16]],
+    first: usize,
+    next: &[&[bf16]],
+    v: &mut [VBuffer; 3],
+) -> bool {
     const INTERLEAVE: [[u16; 32]; 2] = {
         let mut index = [[0; 32]; 2];
         let mut i: u16 = 0;
@@ -223,8 +229,9 @@ fn pack_v<const D_V: usize>(values: &Rows<'_>, next: &[&[bf16]], v: &mut [VBuffe
     let [low, high] = [load_words(&INTERLEAVE[0]), load_words(&INTERLEAVE[1])];
     let magnitude = _mm512_set1_epi16(MAGNITUDE);
     let mut largest = _mm512_setzero_si512();
-    for (k, pair) in values.as_slice().chunks(2).enumerate() {
-        for row in next.iter().skip(2 * k).take(2) {
+    let mut next = next.iter();
+    for (k, pair) in (first / 2..).zip(values.chunks(2)) {
+        for row in next.by_ref().take(2) {
             prefetch::<_MM_HINT_T1>(row);
         }
         let even = &pair[0][..D_V];
@@ -337,7 +344,7 @@ fn softmax(call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
     let vectors = call.rows.div_ceil(LANES);
     let mut max = [f32::NEG_INFINITY; PANEL_ROWS];
     for v in 0..vectors {
-        let m = match call.visible {
+        let m = match call.mask {
             None => block_max::<false>(call, s, v),
             Some(_) => block_max::<true>(call, s, v),
         };
@@ -345,7 +352,7 @@ fn softmax(call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
     }
     let bases = shared::advance(call, &max, state);
     for v in 0..vectors {
-        match (call.visible, call.precision) {
+        match (call.mask, call.precision) {
             (None, Precision::Bf16) => exponentiate::<false, false>(call, s, &bases, v, p, state),
             (None, Precision::Bf16x2) => exponentiate::<false, true>(call, s, &bases, v, p, state),
             (Some(_), Precision::Bf16) => exponentiate::<true, false>(call, s, &bases, v, p, state),
@@ -359,18 +366,10 @@ fn softmax(call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
     }
 }
 
-/// The keys of the block that the 16 rows of vector `v` see.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn limits(call: &Softmax<'_>, v: usize) -> __m512i {
-    match call.visible {
-        Some(visible) => {
-            let visible: &[i32; LANES] = &visible.as_chunks().0[v];
-            // SAFETY: an array of 16 i32 is 64 bytes; no alignment needed.
-            unsafe { _mm512_loadu_si512(visible.as_ptr().cast()) }
-        }
-        None => _mm512_set1_epi32(i32::MAX),
-    }
+/// The rows of vector `v` that see a key.
+#[expect(clippy::cast_possible_truncation, reason = "takes 16 of 64 rows")]
+const fn seeing(mask: u64, v: usize) -> __mmask16 {
+    (mask >> (v * LANES)) as __mmask16
 }
 
 #[inline]
@@ -378,14 +377,14 @@ fn limits(call: &Softmax<'_>, v: usize) -> __m512i {
 fn block_max<const MASKED: bool>(call: &Softmax<'_>, s: &STile, v: usize) -> __m512 {
     // Four chains, so that the latency of the maximum is not what limits.
     const CHAINS: usize = 4;
-    let limits = limits(call, v);
+    let mask = call.mask.unwrap_or(&[0; BLOCK_KEYS]);
     let mut max = [_mm512_set1_ps(f32::NEG_INFINITY); CHAINS];
     for (group, s) in s.0[..call.keys].chunks(CHAINS).enumerate() {
         for ((i, s), max) in s.iter().enumerate().zip(&mut max) {
             let s = load(&s.as_chunks().0[v]);
             // The second operand is returned where the first is NaN.
             *max = if MASKED {
-                let sees = _mm512_cmpgt_epi32_mask(limits, lanes_of(group * CHAINS + i));
+                let sees = seeing(mask[group * CHAINS + i], v);
                 _mm512_mask_max_ps(*max, sees, s, *max)
             } else {
                 _mm512_max_ps(s, *max)
@@ -394,13 +393,6 @@ fn block_max<const MASKED: bool>(call: &Softmax<'_>, s: &STile, v: usize) -> __m
     }
     let [a, b, c, d] = max;
     _mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d))
-}
-
-/// The same key in all lanes.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn lanes_of(key: usize) -> __m512i {
-    _mm512_set1_epi32(i32::try_from(key).unwrap_or(i32::MAX))
 }
 
 /// P of 16 rows, pair by pair, and the row sums.
@@ -414,7 +406,7 @@ fn exponentiate<const MASKED: bool, const LOW: bool>(
     p: &mut L0a,
     state: &mut RowState,
 ) {
-    let limits = limits(call, v);
+    let mask = call.mask.unwrap_or(&[0; BLOCK_KEYS]);
     let scale = _mm512_set1_ps(call.scale);
     let max = load(&bases.max.as_chunks().0[v]);
     let offset = load(&bases.offset.as_chunks().0[v]);
@@ -433,7 +425,7 @@ fn exponentiate<const MASKED: bool, const LOW: bool>(
             let below = _mm512_sub_ps(load(&s[i].as_chunks().0[v]), max);
             prob[i] = exp2(_mm512_fmadd_ps(below, scale, offset));
             if MASKED {
-                let sees = _mm512_cmpgt_epi32_mask(limits, lanes_of(2 * pair + i));
+                let sees = seeing(mask[2 * pair + i], v);
                 prob[i] = _mm512_maskz_mov_ps(sees, prob[i]);
             }
         }

@@ -33,11 +33,12 @@ impl Isa for Portable {
 
     fn pack_v<const D_V: usize>(
         self,
-        values: &Rows<'_>,
+        values: &[&[bf16]],
+        first: usize,
         _next: &[&[bf16]],
         v: &mut [VBuffer; 3],
     ) -> bool {
-        shared::pack_v::<D_V>(values, v)
+        shared::pack_v::<D_V>(values, first, v)
     }
 
     fn qk<const D_QK: usize>(
@@ -186,16 +187,12 @@ fn add_increment(x: f32x8, bits: i32) -> f32x8 {
     f32x8::new(x.to_array().map(|x| add_increment_f32(x, increment)))
 }
 
-/// The keys of the block that the eight rows of vector `v` see.
+/// Ones where the rows of vector `v` see a key.
 #[inline(always)]
-fn limits(call: &Softmax<'_>, v: usize) -> Option<i32x8> {
-    call.visible
-        .map(|visible| i32x8::new(visible.as_chunks().0[v]))
-}
-
-#[inline(always)]
-fn sees(limits: i32x8, k: usize) -> f32x8 {
-    cast(limits.simd_gt(i32x8::splat(i32::try_from(k).unwrap_or(i32::MAX))))
+fn sees(mask: u64, v: usize) -> f32x8 {
+    const BITS: [i32; LANES] = [1, 2, 4, 8, 16, 32, 64, 128];
+    let rows = i32::from(mask.to_le_bytes()[v]);
+    cast((i32x8::splat(rows) & i32x8::new(BITS)).simd_eq(i32x8::new(BITS)))
 }
 
 #[inline(always)]
@@ -204,14 +201,13 @@ fn scores(s: &[f32; PANEL_ROWS], v: usize) -> f32x8 {
 }
 
 fn block_max(call: &Softmax<'_>, s: &STile, v: usize) -> f32x8 {
-    let limits = limits(call, v);
     let mut max = f32x8::splat(f32::NEG_INFINITY);
     for (k, s) in s.0[..call.keys].iter().enumerate() {
         let s = scores(s, v);
         // False for NaN, which so never becomes the maximum.
         let mut greater = s.simd_gt(max);
-        if let Some(limits) = limits {
-            greater &= sees(limits, k);
+        if let Some(mask) = call.mask {
+            greater &= sees(mask[k], v);
         }
         max = greater.bitselect(s, max);
     }
@@ -227,7 +223,6 @@ fn exponentiate(
     p: &mut L0a,
     state: &mut RowState,
 ) {
-    let limits = limits(call, v);
     let scale = f32x8::splat(call.scale);
     let max = f32x8::new(bases.max.as_chunks().0[v]);
     let offset = f32x8::new(bases.offset.as_chunks().0[v]);
@@ -239,8 +234,8 @@ fn exponentiate(
         let mut low = [f32x8::splat(0.0); 2];
         for (i, s) in s.iter().enumerate() {
             let mut prob = exp2((scores(s, v) - max).mul_add(scale, offset));
-            if let Some(limits) = limits {
-                prob &= sees(limits, 2 * pair + i);
+            if let Some(mask) = call.mask {
+                prob &= sees(mask[2 * pair + i], v);
             }
             sums[i] += prob;
             if call.rescale == Rescale::Compensated {

@@ -5,7 +5,7 @@
 
 use half::bf16;
 
-use super::{Rows, Softmax};
+use super::Softmax;
 use crate::bits::{
     Increment, add_increment_f32, bf16_round, bf16_widen, compensation, mul_pow2_f32,
 };
@@ -45,10 +45,10 @@ pub fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &mut QPa
 
 /// Interleaves values into strips: [`super::Isa::pack_v`].
 #[inline(always)]
-pub fn pack_v<const D_V: usize>(values: &Rows<'_>, v: &mut [VBuffer; 3]) -> bool {
+pub fn pack_v<const D_V: usize>(values: &[&[bf16]], first: usize, v: &mut [VBuffer; 3]) -> bool {
     const ZEROS: [bf16; crate::tile::MAX_D_V] = [bf16::ZERO; _];
     let mut non_finite = 0;
-    for (k, pair) in values.as_slice().chunks(2).enumerate() {
+    for (k, pair) in (first / 2..).zip(values.chunks(2)) {
         let even = &pair[0][..D_V];
         let odd = pair.get(1).map_or(&ZEROS[..D_V], |row| &row[..D_V]);
         let strips = even.as_chunks::<STRIP>().0.iter();
@@ -213,19 +213,28 @@ pub fn collect_peaks(
         return;
     }
     // Among the keys that the row sees: a hidden one may have the same score.
-    let sees = call.visible.unwrap_or(&[i32::MAX; PANEL_ROWS]);
     let mut key = [0_i32; PANEL_ROWS];
     for (v, key) in key.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
         if !candidate.as_chunks::<LANES>().0[v].contains(&true) {
             continue;
         }
         let max = &bases.max.as_chunks::<LANES>().0[v];
-        let sees = &sees.as_chunks::<LANES>().0[v];
         for (k, scores) in (0_i32..).zip(&s.0[..call.keys]) {
             let scores = &scores.as_chunks::<LANES>().0[v];
-            let rows = scores.iter().zip(max).zip(sees);
-            for (key, ((score, max), &sees)) in key.iter_mut().zip(rows) {
-                *key = if score == max && k < sees { k } else { *key };
+            for (key, (score, max)) in key.iter_mut().zip(scores.iter().zip(max)) {
+                *key = if score == max { k } else { *key };
+            }
+        }
+    }
+    if let Some(mask) = call.mask {
+        let hidden = |r: usize, k: usize| mask[k] >> r & 1 == 0;
+        for r in (0..call.rows).filter(|&r| candidate[r]) {
+            let found = usize::try_from(key[r]).unwrap_or_default();
+            if hidden(r, found) {
+                let seen = (0..call.keys)
+                    .rev()
+                    .find(|&k| !hidden(r, k) && s.0[k][r] == bases.max[r]);
+                key[r] = seen.and_then(|k| i32::try_from(k).ok()).unwrap_or_default();
             }
         }
     }

@@ -99,6 +99,7 @@ impl Case {
             s_q,
             s_k,
             h_q,
+            h_kv: 1,
             d_qk,
             d_v,
         };
@@ -118,7 +119,7 @@ impl Case {
         Problem {
             v: self.v.as_ref().map(|data| Tensor {
                 data,
-                strides: [s_k * d_v, d_v],
+                strides: [s_k * d_v, d_v, 0],
             }),
             cache_seqlens: self.lens.as_deref(),
             causal: self.causal,
