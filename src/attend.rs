@@ -46,10 +46,13 @@ use half::bf16;
 
 use crate::bits::{Increment, add_increment_f32, bf16_widen};
 use crate::error::Error;
+use crate::format::Row;
 use crate::isa::{Backend, Isa, Mask, Pv, Rows, Softmax, Strips, Visitor, half_of};
 use crate::problem::{Precision, Problem, Rescale};
 use crate::schedule::{SCORE_TILES, Stage, preload};
-use crate::tile::{BLOCK_KEYS, L0a, OStrip, PANEL_ROWS, RowState, RowTile, STRIP, Tiles};
+use crate::tile::{
+    BLOCK_KEYS, L0a, L0b, MAX_D_V, OStrip, PANEL_ROWS, RowState, RowTile, STRIP, Tiles, VBuffer,
+};
 
 /// Up to so many rows memory limits as much as the multipliers do, and keys are
 /// asked for ahead (the NPU's MTE2). With more the processor's own prefetcher keeps
@@ -167,8 +170,13 @@ impl<'a> Group<'a> {
     }
 
     /// The parts of keys, one after the other.
-    fn keys(&self, keys: Range<usize>) -> impl Iterator<Item = [&'a [bf16]; 2]> {
+    fn keys(&self, keys: Range<usize>) -> impl Iterator<Item = [Row<'a>; 2]> + use<'a> {
         self.problem.keys(self.request, self.head, keys)
+    }
+
+    /// Values, one after the other.
+    fn values(&self, keys: Range<usize>) -> impl Iterator<Item = Row<'a>> + use<'a> {
+        self.problem.values(self.request, self.head, keys)
     }
 
     /// Gathers the keys up to `to` that nobody has asked memory for, at most one
@@ -178,7 +186,7 @@ impl<'a> Group<'a> {
         let from = to.min(*asked);
         *asked = to.max(*asked);
         let to = to.min(from + BLOCK_KEYS);
-        next.gather(self.keys(from..to).map(|[row, _]| row));
+        next.gather(self.keys(from..to).map(|[row, _]| row.as_bf16()));
     }
 
     /// Which rows of the panel see each of the block's keys, written to `mask`;
@@ -217,12 +225,17 @@ impl<'a> Group<'a> {
     }
 }
 
-/// Copies rows' parts one behind the other.
-fn join<'b>(rows: impl Iterator<Item = [&'b [bf16]; 2]>, gm: &mut RowTile) {
+/// Writes rows' parts one behind the other, as BF16.
+fn put_together<'b, I: Isa>(
+    isa: I,
+    widths: [usize; 2],
+    rows: impl Iterator<Item = [Row<'b>; 2]>,
+    gm: &mut RowTile,
+) {
     for ([first, second], row) in rows.zip(gm) {
-        let (head, tail) = row.split_at_mut(first.len());
-        head.copy_from_slice(first);
-        tail[..second.len()].copy_from_slice(second);
+        let (head, tail) = row.split_at_mut(widths[0]);
+        isa.widen(&first, head);
+        isa.widen(&second, &mut tail[..widths[1]]);
     }
 }
 
@@ -293,7 +306,6 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
         gm,
     } = tiles;
 
-    let [_, q_rope] = problem.q_widths();
     for panel in 0..panels {
         let queries = (0..group.panel_rows(panel)).map(|r| {
             let (j, h) = group.position(panel * PANEL_ROWS + r);
@@ -301,12 +313,12 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
         });
         let mut rows: [&[bf16]; PANEL_ROWS] = [&[]; _];
         let rows = &mut rows[..group.panel_rows(panel)];
-        if q_rope == 0 {
+        if problem.queries_as_they_lie() {
             for (row, [query, _]) in rows.iter_mut().zip(queries) {
-                *row = query;
+                *row = query.as_bf16();
             }
         } else {
-            join(queries, gm);
+            put_together(isa, problem.q_widths(), queries, gm);
             for (row, query) in rows.iter_mut().zip(&*gm) {
                 *row = &query[..D_QK];
             }
@@ -319,9 +331,8 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
     }
 
     let (mut keys, mut values, mut next) = (Rows::NONE, Rows::NONE, Rows::NONE);
-    let [_, k_rope] = problem.k_widths();
-    let joined = k_rope > 0;
-    let direct = group.rows.len() <= I::DIRECT_ROWS;
+    let as_they_lie = problem.keys_as_they_lie();
+    let direct = group.rows.len() <= I::DIRECT_ROWS && problem.values_as_they_lie();
     let mut asked = group.keys.start + LEAD;
     let mut mask = [0; BLOCK_KEYS];
     let (mut finite, mut all_finite) = (true, true);
@@ -331,21 +342,22 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                 let (block, panel) = (i / panels, i % panels);
                 let range = group.block(block);
                 if panel == 0 {
-                    if joined {
-                        join(group.keys(range.clone()), gm);
+                    let block = group.keys(range.clone());
+                    if as_they_lie {
+                        keys.gather(block.map(|[row, _]| row.as_bf16()));
                     } else {
-                        keys.gather(group.keys(range.clone()).map(|[row, _]| row));
+                        put_together(isa, problem.k_widths(), block, gm);
                     }
                     if direct {
                         group.ahead(range.end + LEAD, &mut asked, &mut next);
                     }
                 }
                 let mut rows = Rows::NONE;
-                let keys = if joined {
+                let keys = if as_they_lie {
+                    &keys
+                } else {
                     rows.gather(gm[..range.len()].iter().map(|row| &row[..D_QK]));
                     &rows
-                } else {
-                    &keys
                 };
                 isa.qk::<D_QK>(
                     &l1.q[panel],
@@ -374,7 +386,8 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                 let (block, panel) = (i / panels, i % panels);
                 if panel == 0 {
                     let range = group.block(block);
-                    values.gather(problem.values(group.request, group.head, range.clone()));
+                    let block = group.values(range.clone());
+                    values.gather(block.map(|row| row.as_bf16()));
                     if direct {
                         group.ahead(asked + AHEAD, &mut asked, &mut next);
                     } else if group.rows.len() <= FEW_ROWS {
@@ -383,8 +396,12 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                         group.ahead(end, &mut asked, &mut next);
                     }
                     if !direct {
-                        let (values, next) = (values.as_slice(), next.as_slice());
-                        finite = !isa.pack_v::<D_V>(values, 0, next, &mut l1.v);
+                        let v = &mut l1.v;
+                        finite = !if problem.values_as_they_lie() {
+                            isa.pack_v::<D_V>(values.as_slice(), 0, next.as_slice(), v)
+                        } else {
+                            widen_and_pack::<I, D_V>(isa, group, range, l0b, v)
+                        };
                     }
                 }
                 let call = Pv {
@@ -405,7 +422,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                 if left != 0 {
                     all_finite = false;
                     let mask = group.mask(panel, block, &mut mask);
-                    pv_non_finite(&call, l0a, &values, mask, left, o);
+                    pv_non_finite(isa, group, group.block(block), &call, l0a, mask, left, o);
                 }
             }
             Stage::Last => {
@@ -415,19 +432,47 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
     }
 }
 
-/// C2 of those strips where V holds an infinity or a NaN: IEEE arithmetic in FP32, and only over
-/// the keys that each row sees.
+/// [`Isa::pack_v`] for values that don't lie in the cache as BF16: some at a time, by
+/// way of L0B.
+fn widen_and_pack<I: Isa, const D_V: usize>(
+    isa: I,
+    group: &Group<'_>,
+    keys: Range<usize>,
+    l0b: &mut L0b,
+    v: &mut [VBuffer; 3],
+) -> bool {
+    let memory: &mut [bf16] = bytemuck::cast_slice_mut(l0b[0].0.as_flattened_mut());
+    let at_once = memory.len() / D_V / 2 * 2;
+    let mut non_finite = false;
+    for first in (0..keys.len()).step_by(at_once) {
+        let some = keys.start + first..keys.end.min(keys.start + first + at_once);
+        for (row, out) in group.values(some.clone()).zip(memory.chunks_mut(D_V)) {
+            isa.widen(&row, out);
+        }
+        let mut values = Rows::NONE;
+        values.gather(memory.chunks(D_V).take(some.len()));
+        non_finite |= isa.pack_v::<D_V>(values.as_slice(), first, &[], v);
+    }
+    non_finite
+}
+
+/// C2 of those strips where V holds an infinity or a NaN: IEEE arithmetic in FP32, and
+/// only over the keys that each row sees.
 #[cold]
-fn pv_non_finite(
+#[expect(clippy::too_many_arguments, reason = "called in one place")]
+fn pv_non_finite<I: Isa>(
+    isa: I,
+    group: &Group<'_>,
+    keys: Range<usize>,
     call: &Pv<'_>,
     p: &L0a,
-    values: &Rows<'_>,
     mask: Option<&Mask>,
     which: Strips,
     o: &mut [OStrip],
 ) {
-    let strips = o.iter_mut().enumerate();
-    for (strip, o) in strips.filter(|(strip, _)| which & 1 << strip != 0) {
+    let width = o.len() * STRIP;
+    let chosen = |strip: usize| which & 1 << strip != 0;
+    for (_, o) in o.iter_mut().enumerate().filter(|&(strip, _)| chosen(strip)) {
         for (r, o) in o[..call.rows].iter_mut().enumerate() {
             match call.increment {
                 Some(increment) => {
@@ -437,15 +482,21 @@ fn pv_non_finite(
                 }
                 None => o.fill(0.0),
             }
-            for (k, value) in values.as_slice().iter().enumerate() {
-                if mask.is_some_and(|mask| mask[k] >> r & 1 == 0) {
-                    continue;
-                }
-                let mut prob = bf16_widen(half_of(p.high.0[k / 2][r], k));
-                if call.precision == Precision::Bf16x2 {
-                    prob += bf16_widen(half_of(p.low.0[k / 2][r], k));
-                }
-                axpy(prob, &value[strip * STRIP..][..STRIP], o);
+        }
+    }
+    let mut value = [bf16::ZERO; MAX_D_V];
+    let value = &mut value[..width];
+    for (k, row) in group.values(keys).enumerate() {
+        isa.widen(&row, value);
+        let values = value.as_chunks::<STRIP>().0;
+        for r in (0..call.rows).filter(|r| mask.is_none_or(|mask| mask[k] >> r & 1 == 1)) {
+            let mut prob = bf16_widen(half_of(p.high.0[k / 2][r], k));
+            if call.precision == Precision::Bf16x2 {
+                prob += bf16_widen(half_of(p.low.0[k / 2][r], k));
+            }
+            let strips = o.iter_mut().zip(values).enumerate();
+            for (_, (o, value)) in strips.filter(|&(strip, _)| chosen(strip)) {
+                axpy(prob, value, &mut o[r]);
             }
         }
     }
@@ -462,6 +513,7 @@ fn finish<I: Isa>(
     all_finite: bool,
 ) {
     let problem = group.problem;
+    let mut widened = [bf16::ZERO; MAX_D_V];
     for row in 0..group.rows.len() {
         let (panel, r) = (row / PANEL_ROWS, row % PANEL_ROWS);
         let state = &states[panel];
@@ -472,7 +524,12 @@ fn finish<I: Isa>(
                 let sum = state.sum[r];
                 let mut rounded_sum = state.rounded_sum[r];
                 for (key, residual) in state.peaks[r].significant(reference, sum) {
-                    let value = problem.value(group.request, group.head, key as usize);
+                    let row = problem.value(group.request, group.head, key as usize);
+                    let mut value = row.as_bf16();
+                    if value.is_empty() {
+                        isa.widen(&row, &mut widened[..strips * STRIP]);
+                        value = &widened[..strips * STRIP];
+                    }
                     if all_finite {
                         isa.axpy(residual, value, o, r);
                     } else {

@@ -34,6 +34,8 @@ pub enum Argument {
     KRope,
     /// Where each request's keys begin.
     KvIndptr,
+    /// The scales of quantised rows.
+    Scales,
     /// Which pages hold a request's keys.
     BlockTable,
     /// Keys per page.
@@ -86,6 +88,7 @@ impl Argument {
             Self::Kv => "kv",
             Self::KRope => "k_rope",
             Self::KvIndptr => "kv_indptr",
+            Self::Scales => "scales",
             Self::BlockTable => "block_table",
             Self::PageSize => "page_size",
             Self::Pages => "pages",
@@ -199,6 +202,13 @@ pub enum Error {
         end: i32,
         /// Rows of a request at most.
         limit: usize,
+    },
+    /// A tensor's format has no rows of the width needed.
+    Format {
+        /// Which tensor.
+        argument: Argument,
+        /// The width.
+        width: usize,
     },
     /// Query heads don't divide among the KV heads.
     Heads {
@@ -324,6 +334,11 @@ impl fmt::Display for Error {
                 "{}[{request}..={}] is {start}, {end}: not 0 to {limit} rows",
                 argument.name(),
                 request + 1
+            ),
+            Self::Format { argument, width } => write!(
+                f,
+                "{} is in a format without rows of width {width}",
+                argument.name()
             ),
             Self::Heads { h_q, h_kv } => {
                 write!(f, "h_q is {h_q}, not a multiple of h_kv, {h_kv}")

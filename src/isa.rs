@@ -30,6 +30,7 @@ pub use shared::half_of;
 
 use crate::bits::Increment;
 use crate::error::Error;
+use crate::format::Row;
 use crate::problem::{Precision, Rescale};
 use crate::tile::{BLOCK_KEYS, L0a, L0b, OStrip, PANEL_ROWS, QPanel, RowState, STile, VBuffer};
 
@@ -108,6 +109,9 @@ pub type Strips = u32;
 pub trait Isa: Copy {
     /// Up to so many rows [`pv_direct`](Isa::pv_direct) beats packing V first.
     const DIRECT_ROWS: usize = 0;
+
+    /// Writes the first columns of a row as it is stored, rounded to BF16.
+    fn widen(self, row: &Row<'_>, out: &mut [bf16]);
 
     /// Packs up to [`PANEL_ROWS`] query rows of `D_QK` elements into a panel,
     /// zero rows behind them, the signs flipped if `negate`.

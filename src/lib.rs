@@ -36,7 +36,9 @@
 mod attend;
 pub mod bits;
 mod error;
+pub mod format;
 mod isa;
+mod merge;
 mod peaks;
 mod plan;
 #[cfg(feature = "rayon")]
@@ -51,7 +53,9 @@ pub mod tile;
 
 pub use attend::{Options, SUPPORTED_DIMS};
 pub use error::{Argument, Error};
+pub use format::Data;
 pub use isa::{Backend, BackendId};
+pub use merge::{Part, merge};
 pub use plan::{Plan, combine, decode, run_task};
 #[cfg(feature = "rayon")]
 pub use pool::decode_on_rayon;

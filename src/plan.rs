@@ -231,7 +231,7 @@ pub fn decode(
     mut output: Output<'_>,
 ) -> Result<(), Error> {
     let plan = Plan::new(problem)?;
-    output.check(problem)?;
+    output.check(problem.q_dims(), &problem.shape)?;
     let Workspace { tiles, partials } = workspace;
     let [total, part] = partials.each_mut().map(|p| &mut p[..plan.partial_len()]);
     let d_v = problem.shape.d_v;
@@ -332,7 +332,7 @@ pub fn combine(
     mut output: Output<'_>,
 ) -> Result<(), Error> {
     plan.check(problem)?;
-    output.check(problem)?;
+    output.check(problem.q_dims(), &problem.shape)?;
     plan.check_partials(partials)?;
     let d_v = problem.shape.d_v;
     let mut partials = partials.chunks_mut(plan.partial_len());

@@ -31,7 +31,7 @@ pub fn decode_on_rayon<W: BorrowMut<Workspace> + Send>(
 ) -> Result<(), Error> {
     in_range(Argument::Workspace, workspaces.len(), 1, usize::MAX)?;
     plan.check(problem)?;
-    output.check(problem)?;
+    output.check(problem.q_dims(), &problem.shape)?;
     plan.check_partials(partials)?;
     let len = plan.partial_len();
     let queue = Mutex::new(

@@ -5,24 +5,23 @@ use core::ops::Range;
 use half::{bf16, f16};
 
 use crate::error::{Argument, Error};
+use crate::format::{Data, MODEL1_SCALES, Row};
 use crate::shape::Shape;
 
-/// A borrowed BF16 tensor whose last dimension is contiguous.
-///
-/// `strides` are in elements and cover every dimension but the last.
+/// A borrowed tensor whose last dimension is contiguous.
 #[derive(Clone, Copy, Debug)]
-pub struct Tensor<'a, const RANK: usize> {
+pub struct Tensor<'a> {
     /// The elements.
-    pub data: &'a [bf16],
-    /// Elements from one index to the next, outermost dimension first.
-    pub strides: [usize; RANK],
+    pub data: Data<'a>,
+    /// Elements from one index to the next, outermost dimension first, of every
+    /// dimension but the last.
+    pub strides: [usize; 3],
 }
 
-impl<'a> Tensor<'a, 3> {
-    /// Row `(i, j, k)`, `width` elements wide. The extent was checked.
-    pub(crate) fn row(&self, [i, j, k]: [usize; 3], width: usize) -> &'a [bf16] {
-        let start = i * self.strides[0] + j * self.strides[1] + k * self.strides[2];
-        &self.data[start..start + width]
+impl<'a> Tensor<'a> {
+    /// The row at these indices, `width` elements wide. The extent was checked.
+    pub(crate) fn row(&self, at: [usize; 3], width: usize) -> Row<'a> {
+        self.data.row(at, self.strides, width)
     }
 }
 
@@ -65,19 +64,19 @@ pub struct Problem<'a> {
     pub shape: Shape,
     /// Absorbed queries, `[b, s_q, h_q, d_qk]`; only the first `d_v` columns of them
     /// if `q_rope` has the others.
-    pub q: Tensor<'a, 3>,
+    pub q: Tensor<'a>,
     /// The queries' rotary part, `[b, s_q, h_q, d_qk - d_v]`, if it lies apart.
-    pub q_rope: Option<Tensor<'a, 3>>,
+    pub q_rope: Option<Tensor<'a>>,
     /// Where each request's queries begin in `q`, `[b + 1]`; request `i` has
     /// `q_indptr[i + 1] - q_indptr[i]` positions, at most `s_q`.
     pub q_indptr: Option<&'a [i32]>,
     /// Cache, `[b, s_k, h_kv, d_qk]`, or `d_v` columns of it if `k_rope` has the others;
     /// unless `v` is given, its first `d_v` columns are the values.
-    pub kv: Tensor<'a, 3>,
+    pub kv: Tensor<'a>,
     /// The keys' rotary part, `[b, s_k, h_kv, d_qk - d_v]`, if it lies apart.
-    pub k_rope: Option<Tensor<'a, 3>>,
+    pub k_rope: Option<Tensor<'a>>,
     /// Separate values, `[b, s_k, h_kv, d_v]`.
-    pub v: Option<Tensor<'a, 3>>,
+    pub v: Option<Tensor<'a>>,
     /// The cache is paged.
     pub pages: Option<Pages<'a>>,
     /// The cache is ragged: where each request's keys begin, `[b + 1]`.
@@ -108,13 +107,13 @@ impl<'a> Problem<'a> {
         Self {
             shape,
             q: Tensor {
-                data: q,
+                data: Data::Bf16(q),
                 strides: [q_row.saturating_mul(shape.s_q), q_row, shape.d_qk],
             },
             q_rope: None,
             q_indptr: None,
             kv: Tensor {
-                data: kv,
+                data: Data::Bf16(kv),
                 strides: [shape.s_k.saturating_mul(kv_row), kv_row, shape.d_qk],
             },
             k_rope: None,
@@ -249,11 +248,13 @@ impl<'a> Problem<'a> {
     }
 
     /// The parts of a query: all of it, or what lies before the rotary part, and that.
-    pub(crate) fn query(&self, b: usize, j: usize, h: usize) -> [&'a [bf16]; 2] {
+    pub(crate) fn query(&self, b: usize, j: usize, h: usize) -> [Row<'a>; 2] {
         let [request, token] = self.token(b, j);
         let [width, rope] = self.q_widths();
         let at = [request, token, h];
-        let rope = self.q_rope.map_or(&[][..], |tensor| tensor.row(at, rope));
+        let rope = self
+            .q_rope
+            .map_or(Row::EMPTY, |tensor| tensor.row(at, rope));
         [self.q.row(at, width), rope]
     }
 
@@ -263,12 +264,12 @@ impl<'a> Problem<'a> {
         b: usize,
         head: usize,
         keys: Range<usize>,
-    ) -> impl Iterator<Item = [&'a [bf16]; 2]> + use<'a> {
+    ) -> impl Iterator<Item = [Row<'a>; 2]> + use<'a> {
         let [width, rope] = self.k_widths();
         let (kv, k_rope) = (self.kv, self.k_rope);
         self.locate(b, keys).map(move |[outer, token]| {
             let at = [outer, token, head];
-            let rope = k_rope.map_or(&[][..], |tensor| tensor.row(at, rope));
+            let rope = k_rope.map_or(Row::EMPTY, |tensor| tensor.row(at, rope));
             [kv.row(at, width), rope]
         })
     }
@@ -279,15 +280,31 @@ impl<'a> Problem<'a> {
         b: usize,
         head: usize,
         keys: Range<usize>,
-    ) -> impl Iterator<Item = &'a [bf16]> + use<'a> {
+    ) -> impl Iterator<Item = Row<'a>> + use<'a> {
         let (values, width) = (self.v.unwrap_or(self.kv), self.shape.d_v);
         let rows = self.locate(b, keys);
         rows.map(move |[outer, token]| values.row([outer, token, head], width))
     }
 
     /// Value `k` of request `b` for a KV head.
-    pub(crate) fn value(&self, b: usize, head: usize, k: usize) -> &'a [bf16] {
-        self.values(b, head, k..k + 1).next().unwrap_or_default()
+    pub(crate) fn value(&self, b: usize, head: usize, k: usize) -> Row<'a> {
+        let mut values = self.values(b, head, k..k + 1);
+        values.next().unwrap_or(Row::EMPTY)
+    }
+
+    /// Whether queries can be used as they lie.
+    pub(crate) fn queries_as_they_lie(&self) -> bool {
+        self.q.data.is_bf16() && self.q_rope.is_none()
+    }
+
+    /// Whether keys can be used as they lie.
+    pub(crate) fn keys_as_they_lie(&self) -> bool {
+        self.kv.data.is_bf16() && self.k_rope.is_none()
+    }
+
+    /// Whether values can be used as they lie.
+    pub(crate) fn values_as_they_lie(&self) -> bool {
+        self.v.as_ref().unwrap_or(&self.kv).data.is_bf16()
     }
 
     /// Checks every argument, whatever the widths.
@@ -557,18 +574,48 @@ fn check_indptr(argument: Argument, indptr: &[i32], b: usize, limit: usize) -> R
 }
 
 fn check_tensors<const N: usize>(
-    tensors: [(Argument, Option<&Tensor<'_, 3>>, usize); N],
+    tensors: [(Argument, Option<&Tensor<'_>>, usize); N],
     dims: [usize; 3],
 ) -> Result<(), Error> {
     for (argument, tensor, width) in tensors {
-        if let Some(tensor) = tensor {
-            reaches(argument, tensor.data.len(), dims, tensor.strides, width)?;
+        let Some(Tensor { data, strides }) = tensor else {
+            continue;
+        };
+        let width = data
+            .row_len(width)
+            .ok_or(Error::Format { argument, width })?;
+        reaches(argument, data.len(), dims, *strides, width)?;
+        match *data {
+            Data::Model1 {
+                bytes,
+                scales,
+                scale_stride,
+            } => {
+                // Scales have no dimension of heads.
+                in_range(Argument::HKv, dims[2], 1, 1)?;
+                let width = scales.saturating_add(MODEL1_SCALES);
+                reaches(
+                    Argument::Scales,
+                    bytes.len(),
+                    dims,
+                    [strides[0], scale_stride, 0],
+                    width,
+                )?;
+            }
+            Data::Int8 {
+                scales, strides, ..
+            } => reaches(Argument::Scales, scales.len(), dims, strides, 1)?,
+            _ => {}
         }
     }
     Ok(())
 }
 
-const fn right_length(argument: Argument, len: usize, expected: usize) -> Result<(), Error> {
+pub(crate) const fn right_length(
+    argument: Argument,
+    len: usize,
+    expected: usize,
+) -> Result<(), Error> {
     if len != expected {
         return Err(Error::WrongLength {
             argument,
@@ -676,13 +723,12 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// Checks that every element of the problem's results has a place of its own.
+    /// Checks that every element of the results of a problem with these dimensions of
+    /// queries has a place of its own.
     ///
     /// # Errors
     /// The first argument found at fault.
-    pub(crate) fn check(&self, problem: &Problem<'_>) -> Result<(), Error> {
-        let s = &problem.shape;
-        let [b, s_q] = problem.q_dims();
+    pub(crate) fn check(&self, [b, s_q]: [usize; 2], s: &Shape) -> Result<(), Error> {
         let o = [b, s_q, s.h_q];
         reaches(Argument::O, self.o.len(), o, self.o_strides, s.d_v)?;
         disjoint(Argument::O, o, self.o_strides, s.d_v)?;

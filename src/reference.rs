@@ -45,8 +45,9 @@ use crate::bits::{
     mul_pow2_f32,
 };
 use crate::error::{Argument, Error};
+use crate::format;
 use crate::peaks::{PEAK_SHARE, Peak, Peaks, difference};
-use crate::problem::{Precision, Problem, in_range};
+use crate::problem::{Precision, Problem, in_range, right_length};
 use crate::schedule::splits;
 use crate::tile::{BLOCK_KEYS, MAX_D_QK, MAX_D_V, ascend::BASE_K};
 
@@ -108,28 +109,43 @@ pub const MAX_BLOCK: usize = 512;
 /// What is wrong with the problem, or [`Error::WrongLength`] for an output. Nothing has been written then.
 pub fn golden(problem: &Problem, o: &mut [f64], lse: &mut [f64]) -> Result<(), Error> {
     check(problem, o.len(), lse.len())?;
-    let scale = f64::from(problem.softmax_scale);
-    each_row(problem, false, o, lse, |row, o| {
-        // The first pass.
-        let mut m = f64::NEG_INFINITY;
-        let mut key = [bf16::ZERO; MAX_D_QK];
-        for k in row.keys.clone().filter(|&k| row.sees(k)) {
-            m = m.max(scale * dot::<f64>(row.q, row.key(k, &mut key)));
-        }
-        // The second.
-        o.fill(0.0);
-        let mut l = 0.0;
-        for k in row.keys.clone().filter(|&k| row.sees(k)) {
-            let p = exp(scale * dot::<f64>(row.q, row.key(k, &mut key)) - m);
-            l += p;
-            axpy(o, p, row.value(k));
-        }
-        for o in o {
-            *o /= l;
-        }
-        m + log(l)
-    });
+    each_row(problem, false, o, lse, textbook);
     Ok(())
+}
+
+/// [`golden`] of one row, `[request, position, head]`: its O goes to `o`, `[d_v]`, and its lse is returned. For those who
+/// share the rows among threads, or need only some of them.
+///
+/// # Errors
+///
+/// Those of [`golden`], or [`Error::OutOfRange`] for a row that there isn't.
+pub fn golden_row(problem: &Problem, at: [usize; 3], o: &mut [f64]) -> Result<f64, Error> {
+    check_row(problem, at, o.len())?;
+    let mut lse = 0.0;
+    one_row(problem, false, at, o, &mut lse, textbook);
+    Ok(lse)
+}
+
+fn textbook(row: &Row, o: &mut [f64]) -> f64 {
+    let scale = f64::from(row.problem.softmax_scale);
+    // The first pass.
+    let mut m = f64::NEG_INFINITY;
+    let mut key = [bf16::ZERO; MAX_D_QK];
+    for k in row.keys.clone().filter(|&k| row.sees(k)) {
+        m = m.max(scale * dot::<f64>(row.q, row.key(k, &mut key)));
+    }
+    // The second.
+    o.fill(0.0);
+    let mut l = 0.0;
+    for k in row.keys.clone().filter(|&k| row.sees(k)) {
+        let p = exp(scale * dot::<f64>(row.q, row.key(k, &mut key)) - m);
+        l += p;
+        axpy(o, p, row.value(k, &mut key));
+    }
+    for o in o {
+        *o /= l;
+    }
+    m + log(l)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -154,49 +170,74 @@ pub fn base(
     let blocks = blocks.into();
     blocks.check(problem)?;
     each_row(problem, blocks.split, o, lse, |row, o| {
-        let mut buffer = [0.0; MAX_BLOCK];
-        // Line 1.
-        o.fill(0.0);
-        let mut m = f32::NEG_INFINITY;
-        let mut l = 0.0;
-        // Lines 2 and 3.
-        for keys in row.blocks(blocks.keys) {
-            // Line 4, C1: S = Q K^T.
-            let s = &mut buffer[..keys.len()];
-            row.qk(&keys, s);
-            // Line 5, V1: the scale and the running maximum,
-            for s in &mut *s {
-                *s *= problem.softmax_scale;
-            }
-            row.hide(&keys, s);
-            let m_prev = m;
-            m = m.max(rowmax(s));
-            let shift = finite_or_zero(m);
-            // P = exp(S - m),
-            let p = s;
-            for p in &mut *p {
-                *p = expf(*p - shift);
-            }
-            // and l.
-            let m_up = expf(m_prev - shift);
-            l = l * m_up + rowsum(p);
-            // Line 7, V2: the old O by exp(m_{i-1} - m_i).
-            for o in &mut *o {
-                *o *= m_up;
-            }
-            // Lines 6 and 7, C2: O += P V.
-            for p in &mut *p {
-                *p = to_bf16(*p);
-            }
-            row.pv(&keys, p, o);
-        }
-        // Line 9.
-        for o in o {
-            *o /= l;
-        }
-        log_sum_exp(m.into(), l)
+        flash_attention(row, blocks.keys, o)
     });
     Ok(())
+}
+
+/// [`base`] of one row, as [`golden_row`] is of [`golden`].
+///
+/// # Errors
+///
+/// Those of [`base`], or [`Error::OutOfRange`] for a row that there isn't.
+pub fn base_row(
+    problem: &Problem,
+    blocks: impl Into<Blocks>,
+    at: [usize; 3],
+    o: &mut [f32],
+) -> Result<f32, Error> {
+    check_row(problem, at, o.len())?;
+    let blocks = blocks.into();
+    blocks.check(problem)?;
+    let mut lse = 0.0;
+    one_row(problem, blocks.split, at, o, &mut lse, |row, o| {
+        flash_attention(row, blocks.keys, o)
+    });
+    Ok(lse)
+}
+
+fn flash_attention(row: &Row, block_n: usize, o: &mut [f32]) -> f64 {
+    let mut buffer = [0.0; MAX_BLOCK];
+    // Line 1.
+    o.fill(0.0);
+    let mut m = f32::NEG_INFINITY;
+    let mut l = 0.0;
+    // Lines 2 and 3.
+    for keys in row.blocks(block_n) {
+        // Line 4, C1: S = Q K^T.
+        let s = &mut buffer[..keys.len()];
+        row.qk(&keys, s);
+        // Line 5, V1: the scale and the running maximum,
+        for s in &mut *s {
+            *s *= row.problem.softmax_scale;
+        }
+        row.hide(&keys, s);
+        let m_prev = m;
+        m = m.max(rowmax(s));
+        let shift = finite_or_zero(m);
+        // P = exp(S - m),
+        let p = s;
+        for p in &mut *p {
+            *p = expf(*p - shift);
+        }
+        // and l.
+        let m_up = expf(m_prev - shift);
+        l = l * m_up + rowsum(p);
+        // Line 7, V2: the old O by exp(m_{i-1} - m_i).
+        for o in &mut *o {
+            *o *= m_up;
+        }
+        // Lines 6 and 7, C2: O += P V.
+        for p in &mut *p {
+            *p = to_bf16(*p);
+        }
+        row.pv(&keys, p, o);
+    }
+    // Line 9.
+    for o in o {
+        *o /= l;
+    }
+    log_sum_exp(m.into(), l)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -495,9 +536,10 @@ pub fn amla_exact(
             }
         }
         // The peaks; none in `Precision::Bf16x2`.
+        let mut value = [bf16::ZERO; MAX_D_QK];
         for (key, residual) in peaks.significant(e, l) {
             l_rounded += residual;
-            for (o, v) in o.iter_mut().zip(row.value(key as usize)) {
+            for (o, v) in o.iter_mut().zip(row.value(key as usize, &mut value)) {
                 if v.is_finite() {
                     *o += residual * bf16_widen(v.to_bits());
                 }
@@ -538,11 +580,21 @@ impl<'a> Row<'a> {
         'a: 'b,
     {
         let mut keys = self.problem.keys(self.b, self.head, k..k + 1);
-        join(keys.next().unwrap_or_default(), row)
+        let parts = keys.next().unwrap_or([format::Row::EMPTY; 2]);
+        as_bf16(parts, self.problem.k_widths(), row)
     }
 
-    fn value(&self, k: usize) -> &'a [bf16] {
-        self.problem.value(self.b, self.head, k)
+    /// Value `k`; in `row` if it isn't stored as BF16.
+    fn value<'b>(&self, k: usize, row: &'b mut [bf16; MAX_D_QK]) -> &'b [bf16]
+    where
+        'a: 'b,
+    {
+        let value = self.problem.value(self.b, self.head, k);
+        as_bf16(
+            [value, format::Row::EMPTY],
+            [self.problem.shape.d_v, 0],
+            row,
+        )
     }
 
     /// Whether the row sees key `k`.
@@ -608,54 +660,68 @@ impl<'a> Row<'a> {
 
     /// C2: `o += P V` in FP32.
     fn pv(&self, keys: &Range<usize>, p: &[f32], o: &mut [f32]) {
+        let mut row = [bf16::ZERO; MAX_D_QK];
         for (&p, k) in p.iter().zip(keys.clone()) {
             if self.sees(k) {
-                axpy(o, p, self.value(k));
+                axpy(o, p, self.value(k, &mut row));
             }
         }
     }
 }
 
-/// A row's parts as one, in `row` if there are two.
-fn join<'b>([first, second]: [&'b [bf16]; 2], row: &'b mut [bf16; MAX_D_QK]) -> &'b [bf16] {
-    if second.is_empty() {
-        return first;
+/// A row as BF16: as it lies, or put together in `row`.
+fn as_bf16<'b>(
+    [first, second]: [format::Row<'b>; 2],
+    [width, rope]: [usize; 2],
+    row: &'b mut [bf16; MAX_D_QK],
+) -> &'b [bf16] {
+    let lies = first.as_bf16();
+    if rope == 0 && !lies.is_empty() {
+        return lies;
     }
-    let len = first.len() + second.len();
-    row[..first.len()].copy_from_slice(first);
-    row[first.len()..len].copy_from_slice(second);
-    &row[..len]
+    let (head, tail) = row.split_at_mut(width);
+    format::widen(&first, head);
+    format::widen(&second, &mut tail[..rope]);
+    &row[..width + rope]
 }
 
 /// The problem, and the lengths of dense outputs.
 fn check(problem: &Problem, o: usize, lse: usize) -> Result<(), Error> {
-    problem.check()?;
+    check_problem(problem)?;
     let s = &problem.shape;
-    in_range(
-        Argument::DQk,
-        s.d_qk,
-        1,
-        if problem.q_rope.or(problem.k_rope).is_some() {
-            MAX_D_QK
-        } else {
-            usize::MAX
-        },
-    )?;
     let [b, s_q] = problem.q_dims();
     let rows = b.saturating_mul(s_q).saturating_mul(s.h_q);
-    for (argument, len, expected) in [
-        (Argument::O, o, rows.saturating_mul(s.d_v)),
-        (Argument::Lse, lse, rows),
-    ] {
-        if len != expected {
-            return Err(Error::WrongLength {
-                argument,
-                len,
-                expected,
-            });
-        }
-    }
-    Ok(())
+    right_length(Argument::O, o, rows.saturating_mul(s.d_v))?;
+    right_length(Argument::Lse, lse, rows)
+}
+
+/// The problem, and that it has the row.
+fn check_row(problem: &Problem, [b, j, h]: [usize; 3], o: usize) -> Result<(), Error> {
+    check_problem(problem)?;
+    let s = &problem.shape;
+    let below = |argument, value, limit: usize| {
+        // Without any, the range is the empty 1..=0.
+        in_range(
+            argument,
+            value,
+            usize::from(limit == 0),
+            limit.saturating_sub(1),
+        )
+    };
+    below(Argument::B, b, s.b)?;
+    below(Argument::SQ, j, problem.queries(b))?;
+    below(Argument::HQ, h, s.h_q)?;
+    right_length(Argument::O, o, s.d_v)
+}
+
+fn check_problem(problem: &Problem) -> Result<(), Error> {
+    problem.check()?;
+    // Rows that don't lie as BF16 are put together in a buffer.
+    let lie =
+        problem.queries_as_they_lie() && problem.keys_as_they_lie() && problem.values_as_they_lie();
+    let widest = if lie { usize::MAX } else { MAX_D_QK };
+    let s = &problem.shape;
+    in_range(Argument::DQk, s.d_qk.max(s.d_v), 1, widest)
 }
 
 /// Calls `attend` with every row that sees a key and the row's place in `o`, for its lse: -inf if the row's scores are all
@@ -670,65 +736,78 @@ fn each_row<T: Real>(
     let s = &problem.shape;
     let [_, s_q] = problem.q_dims();
     for b in 0..s.b {
-        let span = problem.span(b);
         for (j, h) in (0..problem.queries(b)).flat_map(|j| (0..s.h_q).map(move |h| (j, h))) {
             let [request, token] = problem.token(b, j);
             let o = &mut o[((request * s_q + token) * s.h_q + h) * s.d_v..][..s.d_v];
             let lse = &mut lse[(request * s.h_q + h) * s_q + token];
-            if !problem.sees_any(b, j) {
-                o.fill(0.0.into());
-                *lse = f32::INFINITY.into();
-                continue;
-            }
-            let visible = problem.visible(b, j);
-            let mut attend = |keys, o: &mut [T]| {
-                let mut row = [bf16::ZERO; MAX_D_QK];
-                let row = Row {
-                    problem,
-                    b,
-                    j,
-                    head: h / s.group(),
-                    q: join(problem.query(b, j, h), &mut row),
-                    keys,
-                };
-                attend(&row, o)
-            };
-            let total = if split {
-                let mut splits = splits(span.len())
-                    .map(|keys| {
-                        let (start, end) = (span.start + keys.start, span.start + keys.end);
-                        start.max(visible.start)..end.min(visible.end)
-                    })
-                    .filter(|keys| !keys.is_empty());
-                let mut total = attend(splits.next().unwrap_or(visible.clone()), o);
-                let mut part = [T::from(0.0); MAX_D_V];
-                for keys in splits {
-                    let part = &mut part[..s.d_v];
-                    let part_lse = attend(keys, part);
-                    total = merge(o, total, part, part_lse);
-                }
-                total
-            } else {
-                attend(visible, o)
-            };
-            if let Some(sink) = problem.sink {
-                let sink = f64::from(sink[h]);
-                if total > f64::NEG_INFINITY {
-                    let share = (1.0 + exp(sink - total)).recip();
-                    o.iter_mut()
-                        .for_each(|o| *o = T::round((*o).into() * share));
-                } else if sink > f64::NEG_INFINITY {
-                    // The sink has all the weight.
-                    o.fill(0.0.into());
-                }
-            }
-            *lse = T::round(if total == f64::NEG_INFINITY {
-                f64::NAN
-            } else {
-                total
-            });
+            one_row(problem, split, [b, j, h], o, lse, &mut attend);
         }
     }
+}
+
+/// [`each_row`] of one.
+fn one_row<T: Real>(
+    problem: &Problem,
+    split: bool,
+    [b, j, h]: [usize; 3],
+    o: &mut [T],
+    lse: &mut T,
+    mut attend: impl FnMut(&Row, &mut [T]) -> f64,
+) {
+    let s = &problem.shape;
+    if !problem.sees_any(b, j) {
+        o.fill(0.0.into());
+        *lse = f32::INFINITY.into();
+        return;
+    }
+    let mut attend = |keys, o: &mut [T]| {
+        let mut row = [bf16::ZERO; MAX_D_QK];
+        let row = Row {
+            problem,
+            b,
+            j,
+            head: h / s.group(),
+            q: as_bf16(problem.query(b, j, h), problem.q_widths(), &mut row),
+            keys,
+        };
+        attend(&row, o)
+    };
+    let visible = problem.visible(b, j);
+    let total = if split {
+        let span = problem.span(b);
+        let mut splits = splits(span.len())
+            .map(|keys| {
+                let (start, end) = (span.start + keys.start, span.start + keys.end);
+                start.max(visible.start)..end.min(visible.end)
+            })
+            .filter(|keys| !keys.is_empty());
+        let mut total = attend(splits.next().unwrap_or(visible.clone()), o);
+        let mut part = [T::from(0.0); MAX_D_V];
+        for keys in splits {
+            let part = &mut part[..s.d_v];
+            let part_lse = attend(keys, part);
+            total = merge(o, total, part, part_lse);
+        }
+        total
+    } else {
+        attend(visible, o)
+    };
+    if let Some(sink) = problem.sink {
+        let sink = f64::from(sink[h]);
+        if total > f64::NEG_INFINITY {
+            let share = (1.0 + exp(sink - total)).recip();
+            o.iter_mut()
+                .for_each(|o| *o = T::round((*o).into() * share));
+        } else if sink > f64::NEG_INFINITY {
+            // The sink has all the weight.
+            o.fill(0.0.into());
+        }
+    }
+    *lse = T::round(if total == f64::NEG_INFINITY {
+        f64::NAN
+    } else {
+        total
+    });
 }
 
 /// Merges normalised results over different keys: O weighted by the exponentials of lse, which is returned. In FP64, so that

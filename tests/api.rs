@@ -9,8 +9,9 @@ use std::thread;
 use std::time::Duration;
 
 use amla::{
-    Argument, Backend, BackendId, Elements, Error, Lse, Options, Output, Plan, Precision, Problem,
-    Rescale, SUPPORTED_DIMS, Shape, Tensor, Workspace, combine, decode, reference, run_task,
+    Argument, Backend, BackendId, Data, Elements, Error, Lse, Options, Output, Plan, Precision,
+    Problem, Rescale, SUPPORTED_DIMS, Shape, Tensor, Workspace, combine, decode, reference,
+    run_task,
 };
 use common::{Case, modes, normal, workspace};
 use half::bf16;
@@ -334,14 +335,15 @@ fn refuses_short_inputs() {
     let [q, kv, v] = [2 * 2 * 3 * 128, 2 * 40 * 128, 2 * 40 * 128];
     for short in [0, 1, 127, 128] {
         let mut problem = whole;
-        problem.q.data = &good.q[..q - 128 + short - usize::from(short > 0)];
+        let end = q - 128 + short - usize::from(short > 0);
+        problem.q.data = Data::Bf16(&good.q[..end]);
         refused_short(&problem, Argument::Q, problem.q.data.len(), q);
         let mut problem = whole;
-        problem.kv.data = &good.kv[..short];
+        problem.kv.data = Data::Bf16(&good.kv[..short]);
         refused_short(&problem, Argument::Kv, short, kv);
         let mut problem = whole;
         let data = &good.v.as_ref().unwrap()[..v - 1 - short];
-        problem.v.as_mut().unwrap().data = data;
+        problem.v.as_mut().unwrap().data = Data::Bf16(data);
         refused_short(&problem, Argument::V, v - 1 - short, v);
     }
     // A shape that asks for more than the tensors hold: of each, in the order of checking.
@@ -993,7 +995,7 @@ fn dense_is_dense() {
         .copied()
         .collect();
     let v = Some(Tensor {
-        data: &v,
+        data: Data::Bf16(&v),
         strides: [5 * 256, 256, 0],
     });
     assert_eq!(decoded(&Problem { v, ..problem }, &options), all);
@@ -1121,15 +1123,15 @@ fn check_layout(case: &Case, options: &Options, layout: Layout, want: &Bits) {
     let v = case.v.as_ref().map(|v| spread(v, [b, s_k], d_v, v_strides));
     let problem = Problem {
         q: Tensor {
-            data: &q,
+            data: Data::Bf16(&q),
             strides: q_strides,
         },
         kv: Tensor {
-            data: &kv,
+            data: Data::Bf16(&kv),
             strides: [kv_strides[0], kv_strides[1], 0],
         },
         v: v.as_ref().map(|v| Tensor {
-            data: v,
+            data: Data::Bf16(v),
             strides: [v_strides[0], v_strides[1], 0],
         }),
         ..case.problem()
@@ -1255,9 +1257,9 @@ fn shared_inputs(backend: Backend) {
     let row = case.q[..128].to_vec();
     case.q = row.repeat(3 * 2 * 4);
     let mut shared = case.problem();
-    shared.kv.data = &one;
+    shared.kv.data = Data::Bf16(&one);
     shared.kv.strides[0] = 0;
-    shared.q.data = &row;
+    shared.q.data = Data::Bf16(&row);
     shared.q.strides = [0; 3];
     for options in modes(backend) {
         let want = decoded(&case.problem(), &options);

@@ -1,7 +1,7 @@
 //! The references against closed forms, against each other, and against the figures that the documentation gives.
 
 use amla::reference::{MAX_BLOCK, amla_as_printed, amla_compensated, amla_exact, base, golden};
-use amla::{Argument, Error, Precision, Problem, Shape, Tensor};
+use amla::{Argument, Data, Error, Precision, Problem, Shape, Tensor};
 use half::bf16;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -103,7 +103,7 @@ impl Scores {
         };
         Problem {
             v: Some(Tensor {
-                data: &self.v,
+                data: Data::Bf16(&self.v),
                 strides: [s_k * self.d_v, self.d_v, 0],
             }),
             ..Problem::dense(shape, ONE, &self.kv, 1.0)
@@ -252,15 +252,15 @@ impl Full {
     fn problem(&self) -> Problem<'_> {
         Problem {
             q: Tensor {
-                data: &self.q,
+                data: Data::Bf16(&self.q),
                 strides: [400, 120, 39],
             },
             kv: Tensor {
-                data: &self.kv,
+                data: Data::Bf16(&self.kv),
                 strides: [41 * 40, 40, 0],
             },
             v: Some(Tensor {
-                data: &self.v,
+                data: Data::Bf16(&self.v),
                 strides: [41 * 23, 23, 0],
             }),
             cache_seqlens: Some(&self.lens),
@@ -297,15 +297,15 @@ fn every_option_against_single_rows() {
                     };
                     let alone = Problem {
                         q: Tensor {
-                            data: &full.q[b * 400 + j * 120 + h * 39..],
+                            data: Data::Bf16(&full.q[b * 400 + j * 120 + h * 39..]),
                             strides: [0; 3],
                         },
                         kv: Tensor {
-                            data: &full.kv[b * 41 * 40..],
+                            data: Data::Bf16(&full.kv[b * 41 * 40..]),
                             strides: [0, 40, 0],
                         },
                         v: Some(Tensor {
-                            data: &full.v[b * 41 * 23..],
+                            data: Data::Bf16(&full.v[b * 41 * 23..]),
                             strides: [0, 23, 0],
                         }),
                         ..Problem::dense(shape, &[], &[], 0.3)

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 
-use amla::{Problem, SUPPORTED_DIMS, Shape, Tensor};
+use amla::{Data, Problem, SUPPORTED_DIMS, Shape, Tensor};
 use half::bf16;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
@@ -31,7 +31,7 @@ impl Case {
         let s = self.shape;
         Problem {
             v: self.v.as_ref().map(|data| Tensor {
-                data,
+                data: Data::Bf16(data),
                 strides: [s.s_k * s.d_v, s.d_v, 0],
             }),
             cache_seqlens: self.cache_seqlens.as_deref(),

@@ -27,6 +27,7 @@ use half::bf16;
 use super::shared::{self, Bases, EXP2, EXP2_MIN};
 use super::{Isa, Pv, Rows, Softmax, Strips, detect};
 use crate::bits::Increment;
+use crate::format::{self, Row};
 use crate::problem::{Precision, Rescale};
 use crate::tile::{
     BLOCK_KEYS, BLOCK_PAIRS, L0a, L0b, MAX_D_V, OStrip, PANEL_ROWS, PTile, QPanel, RowState, STRIP,
@@ -53,6 +54,11 @@ impl Avx512Bf16 {
 
 impl Isa for Avx512Bf16 {
     const DIRECT_ROWS: usize = few::FEW_ROWS;
+
+    fn widen(self, row: &Row<'_>, out: &mut [bf16]) {
+        // SAFETY: the token proves the features.
+        unsafe { widen(row, out) }
+    }
 
     fn pack_q<const D_QK: usize>(self, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
         // SAFETY: the token proves the features.
@@ -139,6 +145,11 @@ impl Isa for Avx512Bf16 {
         // SAFETY: the token proves the features.
         unsafe { dot_loop(iterations) }
     }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn widen(row: &Row<'_>, out: &mut [bf16]) {
+    format::widen(row, out);
 }
 
 /// Transposes 16 rows x 16 feature pairs at a time.

@@ -13,6 +13,7 @@ use super::fp32::{self, DEPTH, Outer, Start};
 use super::shared::{self, Bases, EXP2, EXP2_MIN};
 use super::{Isa, Pv, Rows, Softmax};
 use crate::bits::{Increment, add_increment_f32, add_increment_f32_slice};
+use crate::format::{self, Row};
 use crate::problem::{Precision, Rescale};
 use crate::tile::{L0a, L0b, OStrip, PANEL_ROWS, QPanel, RowState, STile, VBuffer};
 
@@ -27,6 +28,10 @@ const TILE_VECTORS: usize = if cfg!(target_feature = "avx") { 2 } else { 1 };
 pub struct Portable;
 
 impl Isa for Portable {
+    fn widen(self, row: &Row<'_>, out: &mut [bf16]) {
+        format::widen(row, out);
+    }
+
     fn pack_q<const D_QK: usize>(self, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
         shared::pack_q::<D_QK>(rows, negate, panel);
     }

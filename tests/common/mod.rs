@@ -4,8 +4,8 @@
 use std::io::Write;
 
 use amla::{
-    Backend, BackendId, Elements, Options, Output, Precision, Problem, Rescale, Shape, Tensor,
-    Workspace, decode, reference,
+    Backend, BackendId, Data, Elements, Lse, Options, Output, Precision, Problem, Rescale, Shape,
+    Tensor, Workspace, decode, reference,
 };
 use half::bf16;
 use rand::SeedableRng;
@@ -79,6 +79,27 @@ pub fn normal(seed: u64, sigma: f32, n: usize) -> Vec<bf16> {
         .collect()
 }
 
+/// O, in FP32, and lse, dense, of the lengths `sizes`.
+pub fn run(problem: &Problem, sizes: (usize, usize), options: &Options) -> (Vec<f32>, Vec<f32>) {
+    run_with(problem, sizes, options, Lse::default())
+}
+
+pub fn run_with(
+    problem: &Problem,
+    (o, lse): (usize, usize),
+    options: &Options,
+    lse_format: Lse,
+) -> (Vec<f32>, Vec<f32>) {
+    // Poisoned: every element must be written.
+    let (mut o, mut lse) = (vec![-7.75e33; o], vec![-7.75e33; lse]);
+    let output = Output {
+        lse_format,
+        ..Output::dense(problem.shape, Elements::F32(&mut o), &mut lse)
+    };
+    decode(problem, options, &mut workspace(), output).unwrap();
+    (o, lse)
+}
+
 /// A problem that owns its tensors.
 #[derive(Clone)]
 pub struct Case {
@@ -118,7 +139,7 @@ impl Case {
         let Shape { s_k, d_v, .. } = self.shape;
         Problem {
             v: self.v.as_ref().map(|data| Tensor {
-                data,
+                data: Data::Bf16(data),
                 strides: [s_k * d_v, d_v, 0],
             }),
             cache_seqlens: self.lens.as_deref(),
@@ -147,6 +168,12 @@ impl Case {
         self
     }
 
+    /// The part of a key that is the value, to be overwritten.
+    pub fn value_in_key(&mut self, b: usize, k: usize) -> &mut [bf16] {
+        let d_v = self.shape.d_v;
+        &mut self.key(b, k)[..d_v]
+    }
+
     pub fn value(&mut self, b: usize, k: usize) -> &mut [bf16] {
         let Shape { s_k, d_v, .. } = self.shape;
         &mut self.v.as_mut().unwrap()[(b * s_k + k) * d_v..][..d_v]
@@ -160,12 +187,7 @@ impl Case {
     }
 
     pub fn run(&self, options: &Options) -> (Vec<f32>, Vec<f32>) {
-        let (o, lse) = self.sizes();
-        // Poisoned: every element must be written.
-        let (mut o, mut lse) = (vec![-7.75e33; o], vec![-7.75e33; lse]);
-        let output = Output::dense(self.shape, Elements::F32(&mut o), &mut lse);
-        decode(&self.problem(), options, &mut workspace(), output).unwrap();
-        (o, lse)
+        run(&self.problem(), self.sizes(), options)
     }
 
     /// `(O, lse)` lengths.

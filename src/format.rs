@@ -1,0 +1,464 @@
+//! How hosts store rows: formats, where their scales lie, and encoders.
+//!
+//! | format | row | scale |
+//! |---|---|---|
+//! | BF16, FP16 | the numbers | none |
+//! | FP8 (FlashMLA's "V32") | 512 e4m3, 4 FP32 scales, 64 BF16: 656 bytes | one for 128 columns |
+//! | FP8 (FlashMLA's "MODEL1") | 448 e4m3, 64 BF16: 576 bytes | 7 e8m0 and a byte unused, apart |
+//! | INT8 | the numbers | one FP32 for a row, apart |
+//!
+//! The kernel takes rows as BF16: it rounds FP16, and products of quantised numbers
+//! with their scales, to nearest even, block by block.
+
+use half::{bf16, f16};
+
+use crate::bits::{bf16_round, bf16_widen};
+use crate::error::{Argument, Error};
+
+/// The elements of a tensor, and how they are stored.
+///
+/// A tensor's strides count elements of the slice here: bytes, for FP8.
+#[derive(Clone, Copy, Debug)]
+pub enum Data<'a> {
+    /// BF16: what the kernel computes with, without a copy.
+    Bf16(&'a [bf16]),
+    /// FP16.
+    F16(&'a [f16]),
+    /// Rows of [`FP8_ROW`] bytes, for a cache of width 576: [`encode_fp8`].
+    Fp8(&'a [u8]),
+    /// Rows of [`MODEL1_ROW`] bytes, for a cache of width 512: [`encode_model1`].
+    Model1 {
+        /// Rows and scales.
+        bytes: &'a [u8],
+        /// Bytes from the start of a page (or request) to the scales of its first row.
+        scales: usize,
+        /// Bytes from one row's [`MODEL1_SCALES`] scales to the next's.
+        scale_stride: usize,
+    },
+    /// INT8 with a scale for each row: [`encode_int8`].
+    Int8 {
+        /// The numbers.
+        values: &'a [i8],
+        /// Each row's scale.
+        scales: &'a [f32],
+        /// Strides of `scales`, as those of the tensor.
+        strides: [usize; 3],
+    },
+}
+
+impl<'a> From<&'a [bf16]> for Data<'a> {
+    fn from(data: &'a [bf16]) -> Self {
+        Self::Bf16(data)
+    }
+}
+
+impl<'a> From<&'a [f16]> for Data<'a> {
+    fn from(data: &'a [f16]) -> Self {
+        Self::F16(data)
+    }
+}
+
+/// Bytes of an FP8 row: 512 numbers, 4 scales, 64 BF16.
+pub const FP8_ROW: usize = FP8_COLUMNS + 4 * FP8_SCALES + 2 * ROPE;
+/// Bytes of a MODEL1 row: 448 numbers, 64 BF16.
+pub const MODEL1_ROW: usize = MODEL1_COLUMNS + 2 * ROPE;
+/// Bytes of a MODEL1 row's scales, the last of which is unused.
+pub const MODEL1_SCALES: usize = 8;
+
+const FP8_COLUMNS: usize = 512;
+const FP8_SCALES: usize = 4;
+const MODEL1_COLUMNS: usize = 448;
+/// Columns kept in BF16 beside the FP8 ones.
+const ROPE: usize = 64;
+/// The largest e4m3 number.
+const E4M3_MAX: f32 = 448.0;
+
+/// One row as it is stored.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Row<'a> {
+    Bf16(&'a [bf16]),
+    F16(&'a [f16]),
+    /// Columns of e4m3 with a scale for so many each, then BF16 ones, little-endian.
+    Fp8 {
+        values: &'a [u8],
+        scales: Scales<'a>,
+        rope: &'a [u8],
+    },
+    Int8 {
+        values: &'a [i8],
+        scale: f32,
+    },
+}
+
+impl<'a> Row<'a> {
+    /// Nothing.
+    pub(crate) const EMPTY: Self = Self::Bf16(&[]);
+
+    /// The row itself, where it is stored as BF16.
+    pub(crate) const fn as_bf16(&self) -> &'a [bf16] {
+        match *self {
+            Self::Bf16(row) => row,
+            _ => &[],
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Scales<'a> {
+    /// FP32, little-endian, for 128 columns each.
+    F32(&'a [u8]),
+    /// e8m0, for 64 columns each.
+    E8m0(&'a [u8]),
+}
+
+impl Data<'_> {
+    /// Whether rows can be used as they lie.
+    pub(crate) const fn is_bf16(&self) -> bool {
+        matches!(self, Self::Bf16(_))
+    }
+
+    /// Elements that there are, in the units of strides.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        match self {
+            Self::Bf16(data) => data.len(),
+            Self::F16(data) => data.len(),
+            Self::Fp8(bytes) | Self::Model1 { bytes, .. } => bytes.len(),
+            Self::Int8 { values, .. } => values.len(),
+        }
+    }
+}
+
+impl Data<'_> {
+    /// Whether there are none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl<'a> Data<'a> {
+    /// Elements that a row of `width` columns takes; `None` if the format has no rows
+    /// of that width.
+    pub(crate) const fn row_len(&self, width: usize) -> Option<usize> {
+        match self {
+            Self::Bf16(_) | Self::F16(_) | Self::Int8 { .. } => Some(width),
+            Self::Fp8(_) if width == FP8_COLUMNS + ROPE => Some(FP8_ROW),
+            Self::Model1 { .. } if width == MODEL1_COLUMNS + ROPE => Some(MODEL1_ROW),
+            Self::Fp8(_) | Self::Model1 { .. } => None,
+        }
+    }
+
+    /// The row at these indices. The extent was checked.
+    pub(crate) fn row(&self, at: [usize; 3], strides: [usize; 3], width: usize) -> Row<'a> {
+        let place =
+            |strides: [usize; 3]| at[0] * strides[0] + at[1] * strides[1] + at[2] * strides[2];
+        let start = place(strides);
+        match *self {
+            Self::Bf16(data) => Row::Bf16(&data[start..start + width]),
+            Self::F16(data) => Row::F16(&data[start..start + width]),
+            Self::Fp8(bytes) => {
+                let (values, rest) = bytes[start..start + FP8_ROW].split_at(FP8_COLUMNS);
+                let (scales, rope) = rest.split_at(4 * FP8_SCALES);
+                Row::Fp8 {
+                    values,
+                    scales: Scales::F32(scales),
+                    rope,
+                }
+            }
+            Self::Model1 {
+                bytes,
+                scales,
+                scale_stride,
+            } => {
+                let (values, rope) = bytes[start..start + MODEL1_ROW].split_at(MODEL1_COLUMNS);
+                let scales = place([strides[0], scale_stride, 0]) + scales;
+                Row::Fp8 {
+                    values,
+                    scales: Scales::E8m0(&bytes[scales..scales + MODEL1_SCALES]),
+                    rope,
+                }
+            }
+            Self::Int8 {
+                values,
+                scales,
+                strides,
+            } => Row::Int8 {
+                values: &values[start..start + width],
+                scale: scales[place(strides)],
+            },
+        }
+    }
+}
+
+/// Writes the first columns of `row` to `out`, rounded to BF16.
+#[inline(always)]
+pub(crate) fn widen(row: &Row<'_>, out: &mut [bf16]) {
+    match *row {
+        Row::Bf16(row) => out.copy_from_slice(&row[..out.len()]),
+        Row::F16(row) => {
+            for (out, x) in out.iter_mut().zip(row) {
+                *out = round(f16_to_f32(x.to_bits()));
+            }
+        }
+        Row::Fp8 {
+            values,
+            scales,
+            rope,
+        } => {
+            let (columns, tail) = out.split_at_mut(values.len().min(out.len()));
+            match scales {
+                Scales::F32(scales) => {
+                    let scale = |i| f32::from_le_bytes(scales.as_chunks().0[i]);
+                    widen_tiles::<128>(values, scale, columns);
+                }
+                Scales::E8m0(scales) => {
+                    widen_tiles::<64>(values, |i| e8m0_to_f32(scales[i]), columns);
+                }
+            }
+            for (out, x) in tail.iter_mut().zip(rope.as_chunks().0) {
+                *out = bf16::from_le_bytes(*x);
+            }
+        }
+        Row::Int8 { values, scale } => {
+            for (out, &x) in out.iter_mut().zip(values) {
+                *out = round(f32::from(x) * scale);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn widen_tiles<const TILE: usize>(values: &[u8], scale: impl Fn(usize) -> f32, out: &mut [bf16]) {
+    let tiles = values.chunks(TILE).zip(out.chunks_mut(TILE));
+    for (i, (values, out)) in tiles.enumerate() {
+        let scale = scale(i);
+        for (out, &x) in out.iter_mut().zip(values) {
+            *out = round(e4m3_to_f32(x) * scale);
+        }
+    }
+}
+
+#[inline(always)]
+fn round(x: f32) -> bf16 {
+    bf16::from_bits(bf16_round(x))
+}
+
+/// e4m3 (finite, with NaN), exactly.
+#[inline(always)]
+pub(crate) fn e4m3_to_f32(x: u8) -> f32 {
+    // Exponent and mantissa in FP32's places are too small by 2^(127 - 7), subnormals
+    // and all; one multiplication is exact.
+    let magnitude = u32::from(x & 0x7f);
+    let number = f32::from_bits(magnitude << 20) * f32::from_bits((127 + 120) << 23);
+    let number = if magnitude == 0x7f { f32::NAN } else { number };
+    f32::from_bits(number.to_bits() | u32::from(x & 0x80) << 24)
+}
+
+/// FP16, exactly.
+#[inline(always)]
+fn f16_to_f32(x: u16) -> f32 {
+    let magnitude = u32::from(x & 0x7fff);
+    let number = f32::from_bits(magnitude << 13) * f32::from_bits((127 + 112) << 23);
+    // Infinity and NaN have the same mantissa in FP32.
+    let special = f32::from_bits(magnitude << 13 | 0x7f80_0000);
+    let number = if magnitude >= 0x7c00 { special } else { number };
+    f32::from_bits(number.to_bits() | u32::from(x & 0x8000) << 16)
+}
+
+/// A power of two, or NaN.
+#[inline(always)]
+fn e8m0_to_f32(x: u8) -> f32 {
+    match x {
+        // 2^-127 is subnormal.
+        0 => f32::from_bits(0x0040_0000),
+        0xff => f32::NAN,
+        _ => f32::from_bits(u32::from(x) << 23),
+    }
+}
+
+/// The nearest e4m3 number, ties to even; the largest of its sign beyond it, as
+/// saturating conversions have it. NaN stays.
+fn e4m3_from_f32(x: f32) -> u8 {
+    let sign = u8::from(x.is_sign_negative()) << 7;
+    if x.is_nan() {
+        return sign | 0x7f;
+    }
+    let magnitude = x.abs().min(E4M3_MAX);
+    // Steps of 2^-9 below the normal numbers, of 2^(e - 3) among them.
+    let exponent = i32::try_from(magnitude.to_bits() >> 23).unwrap_or_default();
+    let exponent = (exponent - 127).max(-6);
+    let steps = libm::rintf(libm::ldexpf(magnitude, 3 - exponent));
+    // A normal number's 8 to 16 steps carry into the exponent by themselves.
+    sign | (8 * u8::try_from(exponent + 6).unwrap_or_default() + small(steps))
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "an integer from 0 to 16"
+)]
+const fn small(x: f32) -> u8 {
+    x as u8
+}
+
+/// Encodes a row of 576 numbers as FlashMLA's FP8 rows are: each 128 of the first 512
+/// by their largest magnitude over 448, the last 64 as they are.
+///
+/// # Errors
+/// [`Error::WrongLength`] unless there are 576 numbers and [`FP8_ROW`] bytes.
+pub fn encode_fp8(row: &[bf16], bytes: &mut [u8]) -> Result<(), Error> {
+    lengths(row.len(), FP8_COLUMNS + ROPE, bytes.len(), FP8_ROW)?;
+    let (values, rest) = bytes.split_at_mut(FP8_COLUMNS);
+    let (scales, rope) = rest.split_at_mut(4 * FP8_SCALES);
+    let tiles = row.chunks(128).zip(values.chunks_mut(128));
+    for ((row, values), scale) in tiles.zip(scales.as_chunks_mut().0) {
+        let factor = largest(row) / E4M3_MAX;
+        *scale = factor.to_le_bytes();
+        encode_tile(row, factor, values);
+    }
+    encode_rope(&row[FP8_COLUMNS..], rope);
+    Ok(())
+}
+
+/// Encodes a row of 512 numbers as FlashMLA's MODEL1 rows are: each 64 of the first 448
+/// by the power of two that takes their largest magnitude to 448 at most, the last 64 as
+/// they are.
+///
+/// # Errors
+/// [`Error::WrongLength`] unless there are 512 numbers, [`MODEL1_ROW`] bytes and
+/// [`MODEL1_SCALES`] of scales.
+pub fn encode_model1(row: &[bf16], bytes: &mut [u8], scales: &mut [u8]) -> Result<(), Error> {
+    lengths(row.len(), MODEL1_COLUMNS + ROPE, bytes.len(), MODEL1_ROW)?;
+    lengths(
+        row.len(),
+        MODEL1_COLUMNS + ROPE,
+        scales.len(),
+        MODEL1_SCALES,
+    )?;
+    let (values, rope) = bytes.split_at_mut(MODEL1_COLUMNS);
+    scales.fill(0);
+    let tiles = row.chunks(64).zip(values.chunks_mut(64));
+    for ((row, values), scale) in tiles.zip(scales) {
+        // FlashMLA's lower bound keeps zeros from dividing by zero.
+        let bits = (largest(row) / E4M3_MAX).max(1e-4).to_bits();
+        // Rounded up to a power of two.
+        let exponent = (bits + 0x007f_ffff) >> 23;
+        *scale = exponent.to_le_bytes()[0];
+        encode_tile(row, e8m0_to_f32(*scale), values);
+    }
+    encode_rope(&row[MODEL1_COLUMNS..], rope);
+    Ok(())
+}
+
+/// Encodes a row by its largest magnitude over 127, and returns that scale.
+///
+/// # Errors
+/// [`Error::WrongLength`] unless there are as many `values` as numbers.
+pub fn encode_int8(row: &[bf16], values: &mut [i8]) -> Result<f32, Error> {
+    lengths(row.len(), row.len(), values.len(), row.len())?;
+    let scale = largest(row) / 127.0;
+    for (value, x) in values.iter_mut().zip(row) {
+        let x = bf16_widen(x.to_bits());
+        *value = steps(if scale == 0.0 { 0.0 } else { x / scale });
+    }
+    Ok(scale)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "saturates")]
+fn steps(x: f32) -> i8 {
+    libm::rintf(x) as i8
+}
+
+fn lengths(row: usize, width: usize, bytes: usize, needed: usize) -> Result<(), Error> {
+    for (len, expected) in [(row, width), (bytes, needed)] {
+        if len != expected {
+            return Err(Error::WrongLength {
+                argument: Argument::Kv,
+                len,
+                expected,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// The largest magnitude, NaN apart.
+fn largest(row: &[bf16]) -> f32 {
+    let magnitudes = row.iter().map(|x| bf16_widen(x.to_bits()).abs());
+    magnitudes.fold(0.0, f32::max)
+}
+
+fn encode_tile(row: &[bf16], scale: f32, values: &mut [u8]) {
+    for (value, x) in values.iter_mut().zip(row) {
+        let x = bf16_widen(x.to_bits());
+        *value = e4m3_from_f32(if scale == 0.0 { x } else { x / scale });
+    }
+}
+
+fn encode_rope(row: &[bf16], bytes: &mut [u8]) {
+    for (bytes, x) in bytes.as_chunks_mut().0.iter_mut().zip(row) {
+        *bytes = x.to_le_bytes();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn e4m3_is_its_definition() {
+        for x in 0..=u8::MAX {
+            let (exponent, mantissa) = (i32::from(x >> 3 & 15), f32::from(x & 7));
+            let want = match exponent {
+                0 => libm::ldexpf(mantissa, -9),
+                _ => libm::ldexpf(8.0 + mantissa, exponent - 10),
+            };
+            let want = if x & 0x7f == 0x7f { f32::NAN } else { want };
+            let got = e4m3_to_f32(x);
+            assert_eq!(got.is_sign_negative(), x & 0x80 != 0);
+            assert!(
+                got.abs() == want || got.is_nan() && want.is_nan(),
+                "{x:#x} {got} {want}"
+            );
+        }
+    }
+
+    #[test]
+    fn e4m3_rounds_to_the_nearest() {
+        // Every number itself, and around every midpoint.
+        for x in 0..0x7e_u8 {
+            let (low, high) = (e4m3_to_f32(x), e4m3_to_f32(x + 1));
+            assert_eq!(e4m3_from_f32(low), x);
+            assert_eq!(e4m3_from_f32(-high), 0x80 | (x + 1));
+            let middle = f32::midpoint(low, high);
+            assert_eq!(e4m3_from_f32(middle), x + x % 2, "{middle}");
+            assert_eq!(e4m3_from_f32(middle.next_down()), x, "{middle}");
+            assert_eq!(e4m3_from_f32(middle.next_up()), x + 1, "{middle}");
+        }
+        assert_eq!(e4m3_from_f32(1e9), 0x7e);
+        assert_eq!(e4m3_from_f32(f32::NEG_INFINITY), 0xfe);
+        assert_eq!(e4m3_from_f32(-0.0), 0x80);
+        assert!(e4m3_to_f32(e4m3_from_f32(f32::NAN)).is_nan());
+    }
+
+    #[test]
+    fn f16_is_what_half_says() {
+        for bits in 0..=u16::MAX {
+            let want = f16::from_bits(bits).to_f32();
+            let got = f16_to_f32(bits);
+            assert!(
+                got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(),
+                "{bits:#x}"
+            );
+        }
+    }
+
+    #[test]
+    fn e8m0_is_a_power_of_two() {
+        for x in 0..u8::MAX {
+            assert_eq!(e8m0_to_f32(x), libm::ldexpf(1.0, i32::from(x) - 127));
+        }
+        assert!(e8m0_to_f32(u8::MAX).is_nan());
+    }
+}

@@ -1,0 +1,140 @@
+//! Putting together results over different keys of the same queries: a shared prefix
+//! and what follows it, caches sharded over devices or processes.
+
+use crate::error::{Argument, Error};
+use crate::problem::{Elements, Lse, LseBase, Output, right_length};
+use crate::shape::Shape;
+
+/// O and lse of some queries over some keys, as [`decode`](crate::decode) wrote them,
+/// without a sink, and with the strides of what they are merged into.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    /// As [`Output::o`].
+    pub o: &'a [f32],
+    /// As [`Output::lse`].
+    pub lse: &'a [f32],
+}
+
+/// Puts `parts` together with what `total` holds, into `total`: the result over the keys
+/// of all of them. `shape` is that of a problem whose results they are (its `s_k` counts
+/// for nothing; for ragged queries, `b` is 1 and `s_q` the tokens).
+///
+/// A part's weight is the exponential of its lse. Rows that saw no key, which
+/// `total.lse_format` says how to tell, weigh nothing. Sums are in FP64 and in the order
+/// given, so that the same parts in the same order give the same bits.
+///
+/// # Errors
+/// What is wrong with `total`, [`Error::Format`] unless its O is FP32, or
+/// [`Error::WrongLength`] for the first part whose lengths aren't those of `total`;
+/// nothing has been written then.
+pub fn merge(shape: &Shape, total: Output<'_>, parts: &[Part<'_>]) -> Result<(), Error> {
+    total.check([shape.b, shape.s_q], shape)?;
+    let Output {
+        o: Elements::F32(o),
+        o_strides,
+        lse,
+        lse_strides,
+        lse_format,
+    } = total
+    else {
+        return Err(Error::Format {
+            argument: Argument::O,
+            width: shape.d_v,
+        });
+    };
+    for part in parts {
+        right_length(Argument::O, part.o.len(), o.len())?;
+        right_length(Argument::Lse, part.lse.len(), lse.len())?;
+    }
+    for b in 0..shape.b {
+        for j in 0..shape.s_q {
+            for h in 0..shape.h_q {
+                let start = b * o_strides[0] + j * o_strides[1] + h * o_strides[2];
+                let columns = start..start + shape.d_v;
+                let place = b * lse_strides[0] + h * lse_strides[1] + j * lse_strides[2];
+                let row = || {
+                    let columns = columns.clone();
+                    parts
+                        .iter()
+                        .map(move |p| (&p.o[columns.clone()], p.lse[place]))
+                };
+                merge_row(&mut o[columns.clone()], &mut lse[place], row, lse_format);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One row; `parts` goes through each part's O and lse.
+fn merge_row<'a, I: Iterator<Item = (&'a [f32], f32)>>(
+    o: &mut [f32],
+    lse: &mut f32,
+    parts: impl Fn() -> I,
+    format: Lse,
+) {
+    let all = || core::iter::once(*lse).chain(parts().map(|(_, lse)| lse));
+    // Empty rows apart; NaN must stay.
+    let seen = |lse: &f32| *lse != format.empty.value() && *lse != f32::NEG_INFINITY;
+    let max = all().filter(seen).fold(f32::NEG_INFINITY, f32::max);
+    let weight = |lse: f32| {
+        if seen(&lse) {
+            exp(f64::from(lse) - f64::from(max), format.base)
+        } else {
+            0.0
+        }
+    };
+    let total: f64 = all().map(weight).sum();
+    if total == 0.0 {
+        o.fill(0.0);
+        *lse = format.empty.value();
+        return;
+    }
+    let own = weight(*lse);
+    // Some columns at a time, so that FP64 sums have room without an allocation.
+    const COLUMNS: usize = 64;
+    for (i, o) in o.chunks_mut(COLUMNS).enumerate() {
+        let mut sums = [0.0; COLUMNS];
+        for (sum, &o) in sums.iter_mut().zip(&*o) {
+            *sum = share(own, o);
+        }
+        for (part, lse) in parts() {
+            let weight = weight(lse);
+            let part = &part[i * COLUMNS..][..o.len()];
+            for (sum, &o) in sums.iter_mut().zip(part) {
+                *sum += share(weight, o);
+            }
+        }
+        for (o, sum) in o.iter_mut().zip(sums) {
+            *o = round(sum / total);
+        }
+    }
+    *lse = round(f64::from(max) + log(total, format.base));
+}
+
+/// What a part adds: nothing without a weight, whatever its O.
+fn share(weight: f64, o: f32) -> f64 {
+    if weight == 0.0 {
+        0.0
+    } else {
+        weight * f64::from(o)
+    }
+}
+
+fn exp(x: f64, base: LseBase) -> f64 {
+    match base {
+        LseBase::E => libm::exp(x),
+        LseBase::Two => libm::exp2(x),
+    }
+}
+
+fn log(x: f64, base: LseBase) -> f64 {
+    match base {
+        LseBase::E => libm::log(x),
+        LseBase::Two => libm::log2(x),
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "rounds to FP32")]
+const fn round(x: f64) -> f32 {
+    x as f32
+}

@@ -1,0 +1,466 @@
+//! Caches in every format against the same cache in BF16, and merging.
+
+#[macro_use]
+mod common;
+
+use amla::format::{FP8_ROW, MODEL1_ROW, MODEL1_SCALES, encode_fp8, encode_int8, encode_model1};
+use amla::{
+    Argument, Backend, Data, Elements, EmptyLse, Error, Lse, LseBase, Output, Part, Plan, Problem,
+    Shape, Tensor, merge,
+};
+use common::{Case, modes, normal};
+use half::{bf16, f16};
+
+suites![
+    fp8_rows,
+    model1_pages,
+    int8_rows,
+    f16_everywhere,
+    quantised_values_alone,
+    non_finite_values,
+];
+
+/// Bits of O and lse by every mode.
+fn all(problem: &Problem, case: &Case, backend: Backend) -> Vec<(Vec<u32>, Vec<u32>)> {
+    let bits = |x: Vec<f32>| x.into_iter().map(f32::to_bits).collect();
+    modes(backend)
+        .iter()
+        .map(|options| {
+            let (o, lse) = common::run(problem, case.sizes(), options);
+            (bits(o), bits(lse))
+        })
+        .collect()
+}
+
+/// Row counts of every path: few rows, a panel, several.
+const HEADS: [usize; 4] = [1, 5, 16, 130];
+const KEYS: [usize; 4] = [1, 191, 500, 1030];
+
+/// `kv` in the format has the bits of `decoded`, the same rows as BF16.
+fn same(case: &mut Case, kv: Tensor, decoded: Vec<bf16>, backend: Backend) {
+    case.kv = decoded;
+    let want = all(&case.problem(), case, backend);
+    let problem = Problem {
+        kv,
+        ..case.problem()
+    };
+    assert_eq!(all(&problem, case, backend), want, "{:?}", case.shape);
+}
+
+fn fp8_rows(backend: Backend) {
+    for (h_q, s_k) in HEADS.into_iter().zip(KEYS) {
+        let mut case = Case::new(2, 1, s_k, h_q, (576, 512));
+        let mut bytes = vec![0; 2 * s_k * FP8_ROW];
+        let mut decoded = Vec::new();
+        for (row, bytes) in case.kv.chunks(576).zip(bytes.chunks_mut(FP8_ROW)) {
+            encode_fp8(row, bytes).unwrap();
+            for (i, &x) in bytes[..512].iter().enumerate() {
+                let scale = bytes[512 + i / 128 * 4..][..4].try_into().unwrap();
+                let x = e4m3(x) * f32::from_le_bytes(scale);
+                decoded.push(bf16::from_f32(x));
+                // Three bits of mantissa, or half a step of the smallest numbers.
+                let bound = row[i].to_f32().abs() / 16.0 + f32::from_le_bytes(scale) / 1024.0;
+                assert!((x - row[i].to_f32()).abs() <= bound);
+            }
+            decoded.extend_from_slice(&row[512..]);
+        }
+        let kv = Tensor {
+            data: Data::Fp8(&bytes),
+            strides: [s_k * FP8_ROW, FP8_ROW, 0],
+        };
+        same(&mut case, kv, decoded, backend);
+    }
+}
+
+/// FlashMLA's layout: a page's rows, then its scales.
+fn model1_pages(backend: Backend) {
+    for (h_q, s_k) in HEADS.into_iter().zip(KEYS) {
+        let mut case = Case::new(2, 1, s_k, h_q, (512, 512));
+        let page = s_k * (MODEL1_ROW + MODEL1_SCALES);
+        let mut bytes = vec![0; 2 * page];
+        let mut decoded = Vec::new();
+        for (rows, page) in case.kv.chunks(s_k * 512).zip(bytes.chunks_mut(page)) {
+            let (values, scales) = page.split_at_mut(s_k * MODEL1_ROW);
+            let values = values.chunks_mut(MODEL1_ROW);
+            let stored = values.zip(scales.chunks_mut(MODEL1_SCALES));
+            for (row, (values, scales)) in rows.chunks(512).zip(stored) {
+                encode_model1(row, values, scales).unwrap();
+                for (i, &x) in values[..448].iter().enumerate() {
+                    let scale = (f32::from(scales[i / 64]) - 127.0).exp2();
+                    decoded.push(bf16::from_f32(e4m3(x) * scale));
+                    let bound = row[i].to_f32().abs() / 16.0 + scale / 1024.0;
+                    assert!((e4m3(x) * scale - row[i].to_f32()).abs() <= bound);
+                }
+                decoded.extend_from_slice(&row[448..]);
+            }
+        }
+        let kv = Tensor {
+            data: Data::Model1 {
+                bytes: &bytes,
+                scales: s_k * MODEL1_ROW,
+                scale_stride: MODEL1_SCALES,
+            },
+            strides: [page, MODEL1_ROW, 0],
+        };
+        same(&mut case, kv, decoded, backend);
+    }
+}
+
+fn int8_rows(backend: Backend) {
+    for (h_q, s_k) in HEADS.into_iter().zip(KEYS) {
+        let mut case = Case::new(2, 1, s_k, h_q, (128, 128));
+        let mut values = vec![0; case.kv.len()];
+        let (mut scales, mut decoded) = (Vec::new(), Vec::new());
+        for (row, values) in case.kv.chunks(128).zip(values.chunks_mut(128)) {
+            let scale = encode_int8(row, values).unwrap();
+            for (x, &value) in row.iter().zip(&*values) {
+                let value = f32::from(value) * scale;
+                decoded.push(bf16::from_f32(value));
+                assert!((value - x.to_f32()).abs() <= scale * 0.501);
+            }
+            scales.push(scale);
+        }
+        let kv = Tensor {
+            data: Data::Int8 {
+                values: &values,
+                scales: &scales,
+                strides: [s_k, 1, 0],
+            },
+            strides: [s_k * 128, 128, 0],
+        };
+        same(&mut case, kv, decoded, backend);
+    }
+}
+
+/// Queries, keys and values in FP16 are what they are when rounded to BF16 first.
+fn f16_everywhere(backend: Backend) {
+    for (h_q, s_k) in HEADS.into_iter().zip(KEYS) {
+        let mut case = Case::new(2, 1, s_k, h_q, (192, 128)).separate_v();
+        let third = |x: &bf16| f16::from_f32(x.to_f32() / 3.0);
+        let halves = |x: &[bf16]| x.iter().map(third).collect::<Vec<_>>();
+        let round =
+            |x: &[f16]| -> Vec<bf16> { x.iter().map(|x| bf16::from_f32(x.to_f32())).collect() };
+        let [q, kv, v] = [&case.q, &case.kv, case.v.as_ref().unwrap()].map(|x| halves(x));
+        (case.q, case.kv, case.v) = (round(&q), round(&kv), Some(round(&v)));
+        let want = all(&case.problem(), &case, backend);
+        let mut problem = case.problem();
+        problem.q.data = Data::F16(&q);
+        assert_eq!(all(&problem, &case, backend), want);
+        problem.kv.data = Data::F16(&kv);
+        assert_eq!(all(&problem, &case, backend), want);
+        problem.v.as_mut().unwrap().data = Data::F16(&v);
+        assert_eq!(all(&problem, &case, backend), want);
+    }
+}
+
+fn quantised_values_alone(backend: Backend) {
+    let mut case = Case::new(1, 1, 400, 70, (64, 64)).separate_v();
+    let v = case.v.clone().unwrap();
+    let mut values = vec![0; v.len()];
+    let scales: Vec<f32> = v
+        .chunks(64)
+        .zip(values.chunks_mut(64))
+        .map(|(row, values)| encode_int8(row, values).unwrap())
+        .collect();
+    let stored = values
+        .iter()
+        .zip(scales.iter().flat_map(|scale| [scale; 64]));
+    let decoded = stored.map(|(&x, scale)| bf16::from_f32(f32::from(x) * scale));
+    case.v = Some(decoded.collect());
+    let want = all(&case.problem(), &case, backend);
+    let mut problem = case.problem();
+    problem.v.as_mut().unwrap().data = Data::Int8 {
+        values: &values,
+        scales: &scales,
+        strides: [0, 1, 0],
+    };
+    assert_eq!(all(&problem, &case, backend), want);
+}
+
+/// The scalar path decodes too.
+fn non_finite_values(backend: Backend) {
+    for h_q in [2, 70] {
+        let mut case = Case::new(1, 1, 300, h_q, (128, 128));
+        case.value_in_key(0, 77)[5] = bf16::INFINITY;
+        case.value_in_key(0, 250)[100] = bf16::NAN;
+        let kv: Vec<f16> = case.kv.iter().map(|x| f16::from_f32(x.to_f32())).collect();
+        case.kv = kv.iter().map(|x| bf16::from_f32(x.to_f32())).collect();
+        let want = all(&case.problem(), &case, backend);
+        let mut problem = case.problem();
+        problem.kv.data = Data::F16(&kv);
+        assert_eq!(all(&problem, &case, backend), want);
+    }
+}
+
+/// e4m3 by its definition.
+fn e4m3(x: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(x >> 3 & 15), f32::from(x & 7));
+    let magnitude = match exponent {
+        0 => mantissa * (-9.0_f32).exp2(),
+        _ => (8.0 + mantissa) * 2.0_f32.powi(exponent - 10),
+    };
+    if x & 0x80 == 0 { magnitude } else { -magnitude }
+}
+
+#[test]
+fn refuses_formats_without_such_rows() {
+    let case = Case::new(1, 1, 4, 1, (576, 512));
+    let bytes = vec![0; 4 * FP8_ROW];
+    let fp8 = |len| Tensor {
+        data: Data::Fp8(&bytes[..len]),
+        strides: [4 * FP8_ROW, FP8_ROW, 0],
+    };
+    let with = |kv| {
+        Plan::new(&Problem {
+            kv,
+            ..case.problem()
+        })
+        .map(|_| ())
+    };
+    assert_eq!(with(fp8(4 * FP8_ROW)), Ok(()));
+    let (argument, needed) = (Argument::Kv, 4 * FP8_ROW);
+    assert_eq!(
+        with(fp8(needed - 1)),
+        Err(Error::TooShort {
+            argument,
+            len: needed - 1,
+            needed
+        })
+    );
+    let model1 = Tensor {
+        data: Data::Model1 {
+            bytes: &bytes,
+            scales: 0,
+            scale_stride: 0,
+        },
+        strides: [0; 3],
+    };
+    let width = 576;
+    assert_eq!(with(model1), Err(Error::Format { argument, width }));
+    let case = Case::new(1, 1, 4, 1, (512, 512));
+    let with = |kv| {
+        Plan::new(&Problem {
+            kv,
+            ..case.problem()
+        })
+        .map(|_| ())
+    };
+    let width = 512;
+    assert_eq!(with(fp8(needed)), Err(Error::Format { argument, width }));
+    let scales = |scales, scale_stride| Tensor {
+        data: Data::Model1 {
+            bytes: &bytes[..4 * (MODEL1_ROW + MODEL1_SCALES)],
+            scales,
+            scale_stride,
+        },
+        strides: [0, MODEL1_ROW, 0],
+    };
+    let (first, len) = (4 * MODEL1_ROW, 4 * (MODEL1_ROW + MODEL1_SCALES));
+    assert_eq!(with(scales(first, MODEL1_SCALES)), Ok(()));
+    assert_eq!(
+        with(scales(first + 1, MODEL1_SCALES)),
+        Err(Error::TooShort {
+            argument: Argument::Scales,
+            len,
+            needed: len + 1
+        })
+    );
+    let values = vec![0; 4 * 512];
+    let int8 = |scales| Tensor {
+        data: Data::Int8 {
+            values: &values,
+            scales,
+            strides: [0, 1, 0],
+        },
+        strides: [0, 512, 0],
+    };
+    assert_eq!(with(int8(&[1.0; 4])), Ok(()));
+    assert_eq!(
+        with(int8(&[1.0; 3])),
+        Err(Error::TooShort {
+            argument: Argument::Scales,
+            len: 3,
+            needed: 4
+        })
+    );
+}
+
+#[test]
+fn encoders_check_lengths() {
+    let row = normal(1, 1.0, 576);
+    let wrong = |len, expected| {
+        Err(Error::WrongLength {
+            argument: Argument::Kv,
+            len,
+            expected,
+        })
+    };
+    assert_eq!(encode_fp8(&row[1..], &mut [0; FP8_ROW]), wrong(575, 576));
+    assert_eq!(encode_fp8(&row, &mut [0; 655]), wrong(655, 656));
+    let scales = &mut [0; MODEL1_SCALES];
+    assert_eq!(
+        encode_model1(&row, &mut [0; MODEL1_ROW], scales),
+        wrong(576, 512)
+    );
+    let row = &row[..512];
+    assert_eq!(encode_model1(row, &mut [0; 575], scales), wrong(575, 576));
+    assert_eq!(
+        encode_model1(row, &mut [0; MODEL1_ROW], &mut [0; 7]),
+        wrong(7, 8)
+    );
+    assert_eq!(
+        encode_int8(row, &mut [0; 3]),
+        Err(wrong(3, 512).unwrap_err())
+    );
+}
+
+#[test]
+fn rows_of_zeros() {
+    let zeros = [bf16::ZERO; 576];
+    let mut bytes = [1; FP8_ROW];
+    encode_fp8(&zeros, &mut bytes).unwrap();
+    assert_eq!(bytes, [0; FP8_ROW]);
+    let mut values = [1; 576];
+    assert_eq!(encode_int8(&zeros, &mut values), Ok(0.0));
+    assert_eq!(values, [0; 576]);
+}
+
+// -------------------------------------------------------------------------------------------------
+// Merging
+// -------------------------------------------------------------------------------------------------
+
+const fn format(base: LseBase, empty: EmptyLse) -> Lse {
+    Lse { base, empty }
+}
+
+const FORMATS: [Lse; 4] = [
+    format(LseBase::E, EmptyLse::Infinity),
+    format(LseBase::E, EmptyLse::MinusInfinity),
+    format(LseBase::Two, EmptyLse::Infinity),
+    format(LseBase::Two, EmptyLse::MinusInfinity),
+];
+
+fn into(
+    shape: &Shape,
+    o: &mut [f32],
+    lse: &mut [f32],
+    parts: &[Part],
+    lse_format: Lse,
+) -> Result<(), Error> {
+    let total = Output {
+        lse_format,
+        ..Output::dense(*shape, Elements::F32(o), lse)
+    };
+    merge(shape, total, parts)
+}
+
+/// Two rows of two columns.
+const SMALL: Shape = Shape {
+    b: 2,
+    s_q: 1,
+    s_k: 0,
+    h_q: 1,
+    h_kv: 1,
+    d_qk: 2,
+    d_v: 2,
+};
+
+#[test]
+fn parts_make_the_whole() {
+    let case = Case::new(1, 2, 900, 3, (128, 128));
+    let (want_o, want_lse) = case.golden();
+    for format in FORMATS {
+        let mut parts = Vec::new();
+        // One range is empty.
+        for keys in [0..100, 100..100, 100..101, 101..900] {
+            let mut part = case.clone();
+            part.kv = case.kv[keys.start * 128..keys.end * 128].to_vec();
+            part.shape.s_k = keys.len();
+            let options = &modes(Backend::detect())[1];
+            parts.push(common::run_with(
+                &part.problem(),
+                part.sizes(),
+                options,
+                format,
+            ));
+        }
+        let (mut o, mut lse) = parts.remove(0);
+        let parts: Vec<Part> = parts.iter().map(|(o, lse)| Part { o, lse }).collect();
+        into(&case.shape, &mut o, &mut lse, &parts, format).unwrap();
+        for (got, want) in o.iter().zip(&want_o) {
+            assert!((f64::from(*got) - want).abs() < 2e-5, "{got} {want}");
+        }
+        for (got, want) in lse.iter().zip(&want_lse) {
+            let want = match format.base {
+                LseBase::E => *want,
+                LseBase::Two => want / std::f64::consts::LN_2,
+            };
+            assert!(
+                (f64::from(*got) - want).abs() < 2e-6 * want.abs().max(1.0),
+                "{got} {want}"
+            );
+        }
+    }
+}
+
+#[test]
+fn merging_nothing() {
+    for format in FORMATS {
+        let empty = format.empty.value();
+        let (mut o, mut lse) = ([f32::NAN, 3.0, 1.0, 2.0], [empty, 0.5]);
+        let part = Part {
+            o: &[f32::NAN; 4],
+            lse: &[empty; 2],
+        };
+        into(&SMALL, &mut o, &mut lse, &[part, part], format).unwrap();
+        assert_eq!((o, lse), ([0.0, 0.0, 1.0, 2.0], [empty, 0.5]));
+        // NaN isn't lost.
+        let part = Part {
+            o: &[1.0; 4],
+            lse: &[1.0, f32::NAN],
+        };
+        into(&SMALL, &mut o, &mut lse, &[part], format).unwrap();
+        assert_eq!((&o[..2], lse[0]), (&[1.0; 2][..], 1.0));
+        assert!(o[2].is_nan() && lse[1].is_nan());
+    }
+}
+
+#[test]
+fn merging_refuses_other_lengths() {
+    let (mut o, mut lse) = ([1.0; 4], [1.0; 2]);
+    let wrong = |argument, len, expected| {
+        Err(Error::WrongLength {
+            argument,
+            len,
+            expected,
+        })
+    };
+    let part = |o, lse| Part { o, lse };
+    let format = Lse::default();
+    let some = [1.0; 4];
+    let parts = [part(&some[..], &some[..2]), part(&some[..3], &some[..2])];
+    let mut with = |parts: &[Part]| into(&SMALL, &mut o, &mut lse, parts, format);
+    assert_eq!(with(&parts), wrong(Argument::O, 3, 4));
+    assert_eq!(
+        with(&[part(&some[..], &some[..1])]),
+        wrong(Argument::Lse, 1, 2)
+    );
+    let short = into(&SMALL, &mut o[..3], &mut lse, &[], format);
+    let (argument, len, needed) = (Argument::O, 3, 4);
+    assert_eq!(
+        short,
+        Err(Error::TooShort {
+            argument,
+            len,
+            needed
+        })
+    );
+    let mut halves = [bf16::ZERO; 4];
+    let total = Output::dense(SMALL, Elements::Bf16(&mut halves), &mut lse);
+    let (argument, width) = (Argument::O, 2);
+    assert_eq!(
+        merge(&SMALL, total, &[]),
+        Err(Error::Format { argument, width })
+    );
+    assert_eq!((o, lse), ([1.0; 4], [1.0; 2]));
+}
