@@ -193,13 +193,11 @@ impl<'a> Group<'a> {
     /// `None` if all rows see all of them.
     fn mask<'b>(&self, panel: usize, block: usize, mask: &'b mut Mask) -> Option<&'b Mask> {
         let problem = self.problem;
-        if !problem.causal && problem.window.is_none() && problem.tail_mask.is_none() {
+        let keys = self.block(block);
+        let shown_before = problem.shown_before(self.request);
+        if !problem.causal && problem.window.is_none() && keys.end <= shown_before {
             return None;
         }
-        let keys = self.block(block);
-        let tail = problem.tail_mask.map_or(keys.end, |mask| {
-            problem.len(self.request).saturating_sub(mask.tail)
-        });
         mask[..keys.len()].fill(0);
         let mut partial = false;
         let mut r = 0;
@@ -213,7 +211,7 @@ impl<'a> Group<'a> {
             let visible = problem.visible(self.request, j);
             partial |= visible.start > keys.start || visible.end < keys.end;
             for (k, mask) in keys.clone().zip(&mut *mask) {
-                let shown = k < tail || problem.tail_shows(self.request, j, k);
+                let shown = k < shown_before || problem.shows(self.request, j, k);
                 partial |= !shown;
                 if shown && visible.contains(&k) {
                     *mask |= rows;

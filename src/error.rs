@@ -52,6 +52,16 @@ pub enum Argument {
     Window,
     /// Which of the last keys each query sees.
     TailMask,
+    /// The places of the keys that queries attend to.
+    Indices,
+    /// How many of them count.
+    TopkLength,
+    /// The second cache.
+    ExtraKv,
+    /// The places in the second cache.
+    ExtraIndices,
+    /// How many of them count.
+    ExtraTopkLength,
     /// Each head's attention sink.
     Sink,
     /// The factor on the scores.
@@ -97,6 +107,11 @@ impl Argument {
             Self::Causal => "causal",
             Self::Window => "window",
             Self::TailMask => "tail_mask",
+            Self::Indices => "indices",
+            Self::TopkLength => "topk_length",
+            Self::ExtraKv => "extra_kv",
+            Self::ExtraIndices => "extra_indices",
+            Self::ExtraTopkLength => "extra_topk_length",
             Self::Sink => "sink",
             Self::SoftmaxScale => "softmax_scale",
             Self::O => "o",
@@ -176,6 +191,17 @@ pub enum Error {
         /// Its `cache_seqlens` entry.
         value: i32,
         /// Rows of the cache.
+        limit: usize,
+    },
+    /// More places are to count than there are, or fewer than none.
+    TopkLength {
+        /// Which list of lengths.
+        argument: Argument,
+        /// Which request.
+        request: usize,
+        /// What it says.
+        value: i32,
+        /// Places of each query position.
         limit: usize,
     },
     /// A request's keys lie on a page that there isn't.
@@ -314,6 +340,16 @@ impl fmt::Display for Error {
                 value,
                 limit,
             } => write!(f, "cache_seqlens[{request}] is {value}, not in 0..={limit}"),
+            Self::TopkLength {
+                argument,
+                request,
+                value,
+                limit,
+            } => write!(
+                f,
+                "{}[{request}] is {value}, not in 0..={limit}",
+                argument.name()
+            ),
             Self::Page {
                 request,
                 index,

@@ -94,6 +94,22 @@ impl<'a> Row<'a> {
     /// Nothing.
     pub(crate) const EMPTY: Self = Self::Bf16(&[]);
 
+    /// What is behind the first `columns`, all those in FP8: the BF16 ones.
+    pub(crate) fn behind(&self, columns: usize) -> Self {
+        match *self {
+            Self::Fp8 {
+                values,
+                scales,
+                rope,
+            } => Self::Fp8 {
+                values: &values[columns..],
+                scales,
+                rope,
+            },
+            other => other,
+        }
+    }
+
     /// The row itself, where it is stored as BF16.
     pub(crate) const fn as_bf16(&self) -> &'a [bf16] {
         match *self {
@@ -268,7 +284,7 @@ fn f16_to_f32(x: u16) -> f32 {
 
 /// A power of two, or NaN.
 #[inline(always)]
-fn e8m0_to_f32(x: u8) -> f32 {
+pub(crate) fn e8m0_to_f32(x: u8) -> f32 {
     match x {
         // 2^-127 is subnormal.
         0 => f32::from_bits(0x0040_0000),

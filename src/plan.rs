@@ -13,7 +13,7 @@ use crate::bits::{Increment, add_increment_f32, bf16_round};
 use crate::error::{Argument, Error};
 use crate::isa::{Backend, Isa, Visitor};
 use crate::peaks::difference;
-use crate::problem::{Elements, LseBase, Output, Problem, in_range};
+use crate::problem::{Elements, LseBase, Output, Problem, Sparse, in_range};
 use crate::schedule::splits;
 use crate::shape::Shape;
 use crate::tile::{GROUP_ROWS, PANEL_ROWS, STRIP, Workspace};
@@ -110,24 +110,39 @@ impl Plan {
             argument: Argument::Q,
             dimension: 1,
         })?;
-        let lists = [problem.q_indptr, problem.kv_indptr, problem.cache_seqlens];
-        let uniform = lists.iter().all(Option::is_none);
-        // Not one by one if they are alike: b may be huge where strides are 0.
+        let topk = problem.sparse.map(|sparse| sparse.indices);
+        let extra = problem.sparse.and_then(|sparse| sparse.extra);
+        let extra = extra.map(|extra| extra.indices);
+        let lists = [
+            problem.q_indptr,
+            problem.kv_indptr,
+            problem.cache_seqlens,
+            topk.and_then(|indices| indices.topk_length),
+            extra.and_then(|indices| indices.topk_length),
+        ];
+        let uniform = is_uniform(problem);
+        // The positions of a request are alike, and perhaps the requests are: not one by
+        // one then, as b may be huge where strides are 0.
         let (mut tasks, mut rows) = (0_usize, 0);
         for b in 0..if uniform { shape.b.min(1) } else { shape.b } {
-            let cut = Cut::of(problem, b);
-            // A row and a key, or a length, are in memory for each of them.
+            let cut = Cut::of(problem, problem.unit(b, 0).0);
             tasks = tasks.saturating_add(cut.tasks().saturating_mul(shape.h_kv));
             rows = rows.max(cut.group_rows.min(cut.rows));
         }
-        if uniform {
-            in_range(Argument::B, shape.b, 0, usize::MAX / tasks.max(1))?;
-            tasks *= shape.b;
+        let alike = [
+            (Argument::B, if uniform { shape.b } else { 1 }),
+            (Argument::SQ, problem.sparse.map_or(1, |_| shape.s_q)),
+        ];
+        for (argument, count) in alike {
+            in_range(argument, count, 0, usize::MAX / tasks.max(1))?;
+            tasks *= count;
         }
-        let mut lengths = hash(
-            OFFSET_BASIS,
-            problem.window.map_or(0, |window| window as u64),
-        );
+        let topk = [topk, extra].map(|indices| indices.map(|indices| indices.topk));
+        let counts = [problem.window, topk[0], topk[1]];
+        let mut lengths = counts.into_iter().fold(OFFSET_BASIS, |lengths, count| {
+            let lengths = hash(lengths, count.is_some().into());
+            hash(lengths, count.unwrap_or_default() as u64)
+        });
         for list in lists {
             lengths = list.unwrap_or_default().iter().fold(
                 hash(lengths, u64::from(list.is_some())),
@@ -154,12 +169,7 @@ impl Plan {
         let heads = self.shape.h_kv;
         let of_request = |b| heads * Cut::of(problem, b).tasks();
         let (mut request, mut rest) = (0, task);
-        if problem
-            .q_indptr
-            .or(problem.kv_indptr)
-            .or(problem.cache_seqlens)
-            .is_none()
-        {
+        if is_uniform(problem) {
             let each = of_request(0);
             (request, rest) = (task / each, task % each);
         }
@@ -210,6 +220,20 @@ impl Plan {
         }
         Ok(())
     }
+}
+
+/// Whether all requests are alike.
+fn is_uniform(problem: &Problem<'_>) -> bool {
+    let lengths = match &problem.sparse {
+        None => problem
+            .q_indptr
+            .or(problem.kv_indptr)
+            .or(problem.cache_seqlens),
+        Some(Sparse { indices, extra }) => indices
+            .topk_length
+            .or(extra.and_then(|extra| extra.indices.topk_length)),
+    };
+    lengths.is_none()
 }
 
 /// Where [`hash`] starts.
@@ -268,7 +292,7 @@ fn each_group(
     problem: &Problem<'_>,
     mut visit: impl FnMut(&Cut, [usize; 3]) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    for request in 0..problem.shape.b {
+    for request in 0..problem.units() {
         let cut = Cut::of(problem, request);
         for head in 0..problem.shape.h_kv {
             for group in 0..cut.groups {

@@ -51,6 +51,46 @@ pub struct TailMask<'a> {
     pub tail: usize,
 }
 
+/// Which keys each query attends to, by their places in the cache: DeepSeek's sparse
+/// attention, as FlashMLA decodes it.
+///
+/// A place is `page * page_size + key in the page` if the cache is paged, otherwise the
+/// key's number within its request. Places that are negative or beyond the cache are
+/// skipped.
+#[derive(Clone, Copy, Debug)]
+pub struct Sparse<'a> {
+    /// The keys of each query position.
+    pub indices: Indices<'a>,
+    /// Keys of a second cache, behind those of the first.
+    pub extra: Option<Extra<'a>>,
+}
+
+/// Places of keys, `[b, s_q, topk]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Indices<'a> {
+    /// The places.
+    pub indices: &'a [i32],
+    /// Strides over `(b, s_q)`.
+    pub strides: [usize; 2],
+    /// Places of each query position.
+    pub topk: usize,
+    /// How many of them count, `[b]`; all if absent.
+    pub topk_length: Option<&'a [i32]>,
+}
+
+/// A second cache for sparse attention; values are the first `d_v` columns of its rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Extra<'a> {
+    /// `[pages, page_size, h_kv, d_qk]`.
+    pub kv: Tensor<'a>,
+    /// Pages of it.
+    pub pages: usize,
+    /// Keys per page.
+    pub page_size: usize,
+    /// The keys of each query position.
+    pub indices: Indices<'a>,
+}
+
 /// One batched attention: `O = softmax(softmax_scale * Q K^T) V` per request and
 /// head.
 ///
@@ -91,6 +131,9 @@ pub struct Problem<'a> {
     pub window: Option<usize>,
     /// Which of the last keys each query sees; instead of `causal`.
     pub tail_mask: Option<TailMask<'a>>,
+    /// Each query attends to chosen keys only; not with `causal`, `window`, `tail_mask`,
+    /// `q_indptr`, or `k_rope` or `v` apart. The block table then counts for nothing.
+    pub sparse: Option<Sparse<'a>>,
     /// Attention sink of each query head, `[h_q]`: a natural logarithm of what is added
     /// to the sum of exponentials that O is divided by. lse doesn't hold it.
     pub sink: Option<&'a [f32]>,
@@ -124,6 +167,7 @@ impl<'a> Problem<'a> {
             causal: false,
             window: None,
             tail_mask: None,
+            sparse: None,
             sink: None,
             softmax_scale,
         }
@@ -135,8 +179,37 @@ impl<'a> Problem<'a> {
         (f64::from(self.softmax_scale) * core::f64::consts::LOG2_E) as f32
     }
 
-    /// Keys of request `b`.
+    /// How many parts of the batch have keys of their own: requests, or query positions
+    /// where each chooses its keys. They go as `b` in what follows.
+    pub(crate) fn units(&self) -> usize {
+        match self.sparse {
+            Some(_) => self.shape.b * self.shape.s_q,
+            None => self.shape.b,
+        }
+    }
+
+    /// Unit and position within it of position `j` of request `b`.
+    pub(crate) fn unit(&self, b: usize, j: usize) -> (usize, usize) {
+        match self.sparse {
+            Some(_) => (b * self.shape.s_q + j, 0),
+            None => (b, j),
+        }
+    }
+
+    /// Keys of unit `b`.
     pub(crate) fn len(&self, b: usize) -> usize {
+        match &self.sparse {
+            Some(sparse) => {
+                let request = b / self.shape.s_q;
+                sparse.indices.len(request)
+                    + sparse.extra.map_or(0, |extra| extra.indices.len(request))
+            }
+            None => self.cached(b),
+        }
+    }
+
+    /// Keys that the cache holds of request `b`.
+    fn cached(&self, b: usize) -> usize {
         match (self.cache_seqlens, self.kv_indptr) {
             (Some(lens), _) => usize::try_from(lens[b]).unwrap_or_default(),
             (None, Some(indptr)) => between(indptr, b).len(),
@@ -144,14 +217,20 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// Query positions of request `b`.
+    /// Query positions of unit `b`.
     pub(crate) fn queries(&self, b: usize) -> usize {
+        if self.sparse.is_some() {
+            return 1;
+        }
         self.q_indptr
             .map_or(self.shape.s_q, |indptr| between(indptr, b).len())
     }
 
     /// Where position `j` of request `b` lies in tensors of queries and outputs.
     pub(crate) fn token(&self, b: usize, j: usize) -> [usize; 2] {
+        if self.sparse.is_some() {
+            return [b / self.shape.s_q, b % self.shape.s_q];
+        }
         match self.q_indptr {
             Some(indptr) => [0, between(indptr, b).start + j],
             None => [b, j],
@@ -181,11 +260,24 @@ impl<'a> Problem<'a> {
 
     /// Whether query position `j` of request `b` sees key `k`.
     pub(crate) fn sees(&self, b: usize, j: usize, k: usize) -> bool {
-        self.visible(b, j).contains(&k) && self.tail_shows(b, j, k)
+        self.visible(b, j).contains(&k) && self.shows(b, j, k)
     }
 
-    /// Whether the tail mask, if there is one, leaves it key `k`.
-    pub(crate) fn tail_shows(&self, b: usize, j: usize, k: usize) -> bool {
+    /// From which key on [`shows`](Self::shows) may be false.
+    pub(crate) fn shown_before(&self, b: usize) -> usize {
+        match (&self.sparse, &self.tail_mask) {
+            (Some(_), _) => 0,
+            (None, Some(mask)) => self.len(b).saturating_sub(mask.tail),
+            (None, None) => self.len(b),
+        }
+    }
+
+    /// Whether key `k`, within what is [`visible`](Self::visible), is neither hidden by
+    /// the tail mask nor a place that there isn't.
+    pub(crate) fn shows(&self, b: usize, j: usize, k: usize) -> bool {
+        if self.sparse.is_some() {
+            return self.place(b, k).is_some();
+        }
         let Some(mask) = &self.tail_mask else {
             return true;
         };
@@ -202,14 +294,38 @@ impl<'a> Problem<'a> {
     /// Whether query position `j` of request `b` sees any key.
     pub(crate) fn sees_any(&self, b: usize, j: usize) -> bool {
         let visible = self.visible(b, j);
-        let before = self.tail_mask.map_or(visible.end, |mask| {
-            self.len(b).saturating_sub(mask.tail).min(visible.end)
-        });
+        let before = self.shown_before(b).min(visible.end);
         visible.start < before
-            || (before.max(visible.start)..visible.end).any(|k| self.tail_shows(b, j, k))
+            || (before.max(visible.start)..visible.end).any(|k| self.shows(b, j, k))
     }
 
-    /// Where keys of request `b` lie: the first two indices into the cache.
+    /// Where entry `k` of a sparse unit's keys lies.
+    fn place(&self, b: usize, k: usize) -> Option<Place> {
+        let sparse = self.sparse.as_ref()?;
+        let at = [b / self.shape.s_q, b % self.shape.s_q];
+        let own = sparse.indices.len(at[0]);
+        if let Some(k) = k.checked_sub(own) {
+            let extra = sparse.extra.as_ref()?;
+            let place = extra.indices.get(at, k)?;
+            let page = place / extra.page_size;
+            return (page < extra.pages).then_some(Place::Extra([page, place % extra.page_size]));
+        }
+        let place = sparse.indices.get(at, k)?;
+        match &self.pages {
+            Some(pages) => {
+                let page = place / pages.page_size;
+                (page < pages.pages).then_some(Place::Cache([page, place % pages.page_size]))
+            }
+            None => {
+                let start = self
+                    .kv_indptr
+                    .map_or([at[0], 0], |indptr| [0, between(indptr, at[0]).start]);
+                (place < self.cached(at[0])).then_some(Place::Cache([start[0], start[1] + place]))
+            }
+        }
+    }
+
+    /// Where keys lie that aren't chosen one by one.
     fn locate(&self, b: usize, keys: Range<usize>) -> Locations<'a> {
         let left = keys.len();
         match (&self.pages, self.kv_indptr) {
@@ -266,12 +382,45 @@ impl<'a> Problem<'a> {
         keys: Range<usize>,
     ) -> impl Iterator<Item = [Row<'a>; 2]> + use<'a> {
         let [width, rope] = self.k_widths();
-        let (kv, k_rope) = (self.kv, self.k_rope);
-        self.locate(b, keys).map(move |[outer, token]| {
+        let problem = *self;
+        self.places(b, keys).map(move |place| {
+            let (tensor, [outer, token]) = match place {
+                Some(Place::Cache(at)) => (&problem.kv, at),
+                Some(Place::Extra(at)) => (problem.extra(), at),
+                None => return [Row::Bf16(&ZEROS[..width]), Row::EMPTY],
+            };
             let at = [outer, token, head];
-            let rope = k_rope.map_or(Row::EMPTY, |tensor| tensor.row(at, rope));
-            [kv.row(at, width), rope]
+            let rope = problem
+                .k_rope
+                .map_or(Row::EMPTY, |tensor| tensor.row(at, rope));
+            [tensor.row(at, width), rope]
         })
+    }
+
+    /// The places of keys of unit `b`, `None` where there isn't one.
+    fn places(
+        &self,
+        b: usize,
+        keys: Range<usize>,
+    ) -> impl Iterator<Item = Option<Place>> + use<'a> {
+        let problem = *self;
+        let mut locations = match self.sparse {
+            Some(_) => None,
+            None => Some(self.locate(b, keys.clone())),
+        };
+        keys.map(move |k| match &mut locations {
+            Some(locations) => locations.next().map(Place::Cache),
+            None => problem.place(b, k),
+        })
+    }
+
+    /// The second cache; the first where there is none.
+    fn extra(&self) -> &Tensor<'a> {
+        let extra = self
+            .sparse
+            .as_ref()
+            .and_then(|sparse| sparse.extra.as_ref());
+        extra.map_or(&self.kv, |extra| &extra.kv)
     }
 
     /// Values of request `b` for a KV head.
@@ -281,9 +430,16 @@ impl<'a> Problem<'a> {
         head: usize,
         keys: Range<usize>,
     ) -> impl Iterator<Item = Row<'a>> + use<'a> {
-        let (values, width) = (self.v.unwrap_or(self.kv), self.shape.d_v);
-        let rows = self.locate(b, keys);
-        rows.map(move |[outer, token]| values.row([outer, token, head], width))
+        let width = self.shape.d_v;
+        let problem = *self;
+        self.places(b, keys).map(move |place| {
+            let (tensor, [outer, token]) = match place {
+                Some(Place::Cache(at)) => (problem.v.as_ref().unwrap_or(&problem.kv), at),
+                Some(Place::Extra(at)) => (problem.extra(), at),
+                None => return Row::Bf16(&ZEROS[..width]),
+            };
+            tensor.row([outer, token, head], width)
+        })
     }
 
     /// Value `k` of request `b` for a KV head.
@@ -299,12 +455,13 @@ impl<'a> Problem<'a> {
 
     /// Whether keys can be used as they lie.
     pub(crate) fn keys_as_they_lie(&self) -> bool {
-        self.kv.data.is_bf16() && self.k_rope.is_none()
+        self.kv.data.is_bf16() && self.extra().data.is_bf16() && self.k_rope.is_none()
     }
 
     /// Whether values can be used as they lie.
     pub(crate) fn values_as_they_lie(&self) -> bool {
-        self.v.as_ref().unwrap_or(&self.kv).data.is_bf16()
+        let values = self.v.as_ref().unwrap_or(&self.kv);
+        values.data.is_bf16() && self.extra().data.is_bf16()
     }
 
     /// Checks every argument, whatever the widths.
@@ -314,10 +471,10 @@ impl<'a> Problem<'a> {
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.check_sizes()?;
         for b in 0..self.shape.b {
-            self.check_pages(b)?;
             if self.pages.is_none() {
                 break;
             }
+            self.check_pages(b)?;
         }
         Ok(())
     }
@@ -352,7 +509,14 @@ impl<'a> Problem<'a> {
                 value: self.softmax_scale,
             });
         }
+        let sparse = self.sparse.map(|_| Argument::Indices);
         for (first, second) in [
+            (sparse, self.causal.then_some(Argument::Causal)),
+            (sparse, self.window.map(|_| Argument::Window)),
+            (sparse, self.tail_mask.map(|_| Argument::TailMask)),
+            (sparse, self.q_indptr.map(|_| Argument::QIndptr)),
+            (sparse, self.k_rope.map(|_| Argument::KRope)),
+            (sparse, self.v.map(|_| Argument::V)),
             (
                 self.pages.map(|_| Argument::BlockTable),
                 self.kv_indptr.map(|_| Argument::KvIndptr),
@@ -380,6 +544,9 @@ impl<'a> Problem<'a> {
                 words,
             )?;
         }
+        if let Some(sparse) = &self.sparse {
+            self.check_sparse(sparse)?;
+        }
         if let Some(window) = self.window {
             in_range(Argument::Window, window, 1, usize::MAX)?;
         }
@@ -395,6 +562,29 @@ impl<'a> Problem<'a> {
             Some(indptr) => [1, last(indptr)],
             None => [self.shape.b, self.shape.s_q],
         }
+    }
+
+    fn check_sparse(&self, sparse: &Sparse<'_>) -> Result<(), Error> {
+        let s = &self.shape;
+        // Units and keys are counted.
+        s.b.checked_mul(s.s_q).ok_or(Error::Overflow {
+            argument: Argument::Indices,
+            dimension: 0,
+        })?;
+        in_range(Argument::DQk, s.d_qk, 1, MAX_WIDTH)?;
+        let limit = i32::MAX as usize / 2;
+        sparse
+            .indices
+            .check(Argument::Indices, Argument::TopkLength, s, limit)?;
+        let Some(extra) = &sparse.extra else {
+            return Ok(());
+        };
+        in_range(Argument::PageSize, extra.page_size, 1, usize::MAX)?;
+        in_range(Argument::Pages, extra.pages, 0, i32::MAX as usize)?;
+        let tensors = [(Argument::ExtraKv, Some(&extra.kv), s.d_qk)];
+        check_tensors(tensors, [extra.pages, extra.page_size, s.h_kv])?;
+        let (indices, length) = (Argument::ExtraIndices, Argument::ExtraTopkLength);
+        extra.indices.check(indices, length, s, limit)
     }
 
     fn check_queries(&self) -> Result<(), Error> {
@@ -455,7 +645,7 @@ impl<'a> Problem<'a> {
     /// [`Error::TooShort`] if the table has too few, [`Error::Page`] for the first that is
     /// no page.
     pub(crate) fn check_pages(&self, b: usize) -> Result<(), Error> {
-        let Some(pages) = &self.pages else {
+        let (Some(pages), None) = (&self.pages, &self.sparse) else {
             return Ok(());
         };
         let blocks = self.len(b).div_ceil(pages.page_size);
@@ -481,6 +671,64 @@ impl<'a> Problem<'a> {
                     index,
                     value,
                     limit: pages.pages,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A key's place in the cache or in the second one: the first two indices.
+enum Place {
+    Cache([usize; 2]),
+    Extra([usize; 2]),
+}
+
+/// What stands for a key that there isn't; it is hidden, too.
+static ZEROS: [bf16; MAX_WIDTH] = [bf16::ZERO; _];
+/// At least the widest row.
+const MAX_WIDTH: usize = 1024;
+
+impl Indices<'_> {
+    /// Places that count for a request.
+    fn len(&self, request: usize) -> usize {
+        self.topk_length.map_or(self.topk, |lengths| {
+            usize::try_from(lengths[request]).unwrap_or_default()
+        })
+    }
+
+    /// A place, unless it is negative.
+    fn get(&self, [b, j]: [usize; 2], k: usize) -> Option<usize> {
+        let place = self.indices[b * self.strides[0] + j * self.strides[1] + k];
+        usize::try_from(place).ok()
+    }
+
+    fn check(
+        &self,
+        indices: Argument,
+        length: Argument,
+        s: &Shape,
+        limit: usize,
+    ) -> Result<(), Error> {
+        in_range(indices, self.topk, 0, limit)?;
+        reaches(
+            indices,
+            self.indices.len(),
+            [s.b, s.s_q],
+            self.strides,
+            self.topk,
+        )?;
+        let Some(lengths) = self.topk_length else {
+            return Ok(());
+        };
+        right_length(length, lengths.len(), s.b)?;
+        for (request, &value) in lengths.iter().enumerate() {
+            if !usize::try_from(value).is_ok_and(|len| len <= self.topk) {
+                return Err(Error::TopkLength {
+                    argument: length,
+                    request,
+                    value,
+                    limit: self.topk,
                 });
             }
         }

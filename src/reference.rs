@@ -120,7 +120,7 @@ pub fn golden(problem: &Problem, o: &mut [f64], lse: &mut [f64]) -> Result<(), E
 ///
 /// Those of [`golden`], or [`Error::OutOfRange`] for a row that there isn't.
 pub fn golden_row(problem: &Problem, at: [usize; 3], o: &mut [f64]) -> Result<f64, Error> {
-    check_row(problem, at, o.len())?;
+    let at = check_row(problem, at, o.len())?;
     let mut lse = 0.0;
     one_row(problem, false, at, o, &mut lse, textbook);
     Ok(lse)
@@ -186,7 +186,7 @@ pub fn base_row(
     at: [usize; 3],
     o: &mut [f32],
 ) -> Result<f32, Error> {
-    check_row(problem, at, o.len())?;
+    let at = check_row(problem, at, o.len())?;
     let blocks = blocks.into();
     blocks.check(problem)?;
     let mut lse = 0.0;
@@ -695,8 +695,8 @@ fn check(problem: &Problem, o: usize, lse: usize) -> Result<(), Error> {
     right_length(Argument::Lse, lse, rows)
 }
 
-/// The problem, and that it has the row.
-fn check_row(problem: &Problem, [b, j, h]: [usize; 3], o: usize) -> Result<(), Error> {
+/// The problem, and that it has the row: unit, position within it, head.
+fn check_row(problem: &Problem, [b, j, h]: [usize; 3], o: usize) -> Result<[usize; 3], Error> {
     check_problem(problem)?;
     let s = &problem.shape;
     let below = |argument, value, limit: usize| {
@@ -709,9 +709,15 @@ fn check_row(problem: &Problem, [b, j, h]: [usize; 3], o: usize) -> Result<(), E
         )
     };
     below(Argument::B, b, s.b)?;
-    below(Argument::SQ, j, problem.queries(b))?;
+    let positions = match problem.sparse {
+        Some(_) => s.s_q,
+        None => problem.queries(b),
+    };
+    below(Argument::SQ, j, positions)?;
     below(Argument::HQ, h, s.h_q)?;
-    right_length(Argument::O, o, s.d_v)
+    right_length(Argument::O, o, s.d_v)?;
+    let (b, j) = problem.unit(b, j);
+    Ok([b, j, h])
 }
 
 fn check_problem(problem: &Problem) -> Result<(), Error> {
@@ -735,7 +741,7 @@ fn each_row<T: Real>(
 ) {
     let s = &problem.shape;
     let [_, s_q] = problem.q_dims();
-    for b in 0..s.b {
+    for b in 0..problem.units() {
         for (j, h) in (0..problem.queries(b)).flat_map(|j| (0..s.h_q).map(move |h| (j, h))) {
             let [request, token] = problem.token(b, j);
             let o = &mut o[((request * s_q + token) * s.h_q + h) * s.d_v..][..s.d_v];

@@ -19,6 +19,7 @@
 )]
 
 mod few;
+mod widen;
 
 use core::arch::x86_64::*;
 
@@ -57,7 +58,7 @@ impl Isa for Avx512Bf16 {
 
     fn widen(self, row: &Row<'_>, out: &mut [bf16]) {
         // SAFETY: the token proves the features.
-        unsafe { widen(row, out) }
+        unsafe { widen::widen(row, out) }
     }
 
     fn pack_q<const D_QK: usize>(self, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
@@ -145,11 +146,6 @@ impl Isa for Avx512Bf16 {
         // SAFETY: the token proves the features.
         unsafe { dot_loop(iterations) }
     }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn widen(row: &Row<'_>, out: &mut [bf16]) {
-    format::widen(row, out);
 }
 
 /// Transposes 16 rows x 16 feature pairs at a time.
