@@ -1,15 +1,17 @@
 //! The `decode` example as its users run it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use amla::{Backend, BackendId};
+use amla::{Backend, BackendId, Data, Problem, Shape, TailMask, Tensor, reference};
 use half::bf16;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::Value;
+
+const SCALE: f32 = 0.125;
 
 const BUNDLED: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -61,36 +63,56 @@ fn json(output: &Output) -> Value {
     serde_json::from_str(stdout).unwrap()
 }
 
+/// Multiples of 1/16 of magnitude below 2, exact in BF16.
+fn numbers(len: usize, seed: usize) -> Vec<bf16> {
+    (0..len)
+        .map(|i| ((i * 37 + seed) * (i + 11) % 61) as f32 / 16.0 - 1.875)
+        .map(bf16::from_f32)
+        .collect()
+}
+
 /// A file in the making.
-#[derive(Clone)]
-struct Tensors(BTreeMap<&'static str, (Dtype, Vec<usize>, Vec<u8>)>);
+#[derive(Clone, Default)]
+struct Tensors {
+    tensors: BTreeMap<&'static str, (Dtype, Vec<usize>, Vec<u8>)>,
+    metadata: HashMap<String, String>,
+}
 
 impl Tensors {
     /// Two requests of two positions and three heads over five keys.
     fn small() -> Self {
-        let values = |len: usize, seed: usize| {
-            // Multiples of 1/16 below 2, exact in BF16.
-            (0..len).map(move |i| ((i * 37 + seed) * (i + 11) % 61) as f32 / 16.0 - 1.875)
-        };
-        let bf16s = |len, seed| {
-            values(len, seed)
-                .flat_map(|x| bf16::from_f32(x).to_le_bytes())
-                .collect::<Vec<_>>()
-        };
-        let tensors = Self(BTreeMap::new());
-        tensors
-            .with("q", Dtype::BF16, &[2, 2, 3, 128], bf16s(1536, 1))
-            .with("kv", Dtype::BF16, &[2, 5, 128], bf16s(1280, 2))
-            .with(
-                "softmax_scale",
-                Dtype::F32,
-                &[1],
-                0.125_f32.to_le_bytes().to_vec(),
-            )
+        Self::scaled()
+            .bf16s("q", &[2, 2, 3, 128], &numbers(1536, 1))
+            .bf16s("kv", &[2, 5, 128], &numbers(1280, 2))
+    }
+
+    /// Nothing but a scale.
+    fn scaled() -> Self {
+        Self::default().f32s("softmax_scale", &[1], &[SCALE])
+    }
+
+    fn bf16s(self, name: &'static str, shape: &[usize], data: &[bf16]) -> Self {
+        let bytes = data.iter().flat_map(|x| x.to_le_bytes()).collect();
+        self.with(name, Dtype::BF16, shape, bytes)
+    }
+
+    fn f32s(self, name: &'static str, shape: &[usize], data: &[f32]) -> Self {
+        let bytes = data.iter().flat_map(|x| x.to_le_bytes()).collect();
+        self.with(name, Dtype::F32, shape, bytes)
+    }
+
+    fn i32s(self, name: &'static str, shape: &[usize], data: &[i32]) -> Self {
+        let bytes = data.iter().flat_map(|x| x.to_le_bytes()).collect();
+        self.with(name, Dtype::I32, shape, bytes)
+    }
+
+    fn metadata(mut self, key: &str, value: &str) -> Self {
+        self.metadata.insert(key.to_owned(), value.to_owned());
+        self
     }
 
     fn with(mut self, name: &'static str, dtype: Dtype, shape: &[usize], data: Vec<u8>) -> Self {
-        self.0.insert(name, (dtype, shape.to_vec(), data));
+        self.tensors.insert(name, (dtype, shape.to_vec(), data));
         self
     }
 
@@ -100,18 +122,17 @@ impl Tensors {
     }
 
     fn seqlens(self, lens: &[i32]) -> Self {
-        let bytes = lens.iter().flat_map(|len| len.to_le_bytes()).collect();
-        self.with("cache_seqlens", Dtype::I32, &[lens.len()], bytes)
+        self.i32s("cache_seqlens", &[lens.len()], lens)
     }
 
     fn without(mut self, name: &str) -> Self {
-        self.0.remove(name).unwrap();
+        self.tensors.remove(name).unwrap();
         self
     }
 
     /// BF16 tensors become F32, the values stay.
     fn widened(mut self) -> Self {
-        for (dtype, _, data) in self.0.values_mut() {
+        for (dtype, _, data) in self.tensors.values_mut() {
             if *dtype == Dtype::BF16 {
                 *dtype = Dtype::F32;
                 // BF16 is the upper half of an F32.
@@ -125,10 +146,11 @@ impl Tensors {
     }
 
     fn bytes(&self) -> Vec<u8> {
-        let views = self.0.iter().map(|(name, (dtype, shape, data))| {
+        let views = self.tensors.iter().map(|(name, (dtype, shape, data))| {
             (name, TensorView::new(*dtype, shape.clone(), data).unwrap())
         });
-        safetensors::serialize(views, None).unwrap()
+        let metadata = Some(self.metadata.clone());
+        safetensors::serialize(views, metadata).unwrap()
     }
 
     fn write(&self, path: &Path) {
@@ -250,7 +272,7 @@ fn masks_dtypes_and_threads() {
     let (shape, o) = floats(&one, "o");
     assert_eq!(shape, [2, 2, 3, 128]);
     let (_, lse) = floats(&one, "lse");
-    let (key, _) = tensors.0["kv"].2.as_chunks();
+    let (key, _) = tensors.tensors["kv"].2.as_chunks();
     for (x, &bytes) in o[..128].iter().zip(key) {
         assert!((x - bf16::from_le_bytes(bytes).to_f32()).abs() < 1e-6);
     }
@@ -270,24 +292,455 @@ fn masks_dtypes_and_threads() {
 
     // Values of their own; what is expected is taken from the run before, its
     // lse in either layout.
-    let (dtype, shape, data) = tensors.0["kv"].clone();
+    let (dtype, shape, data) = tensors.tensors["kv"].clone();
     let tensors = tensors.with("v", dtype, &shape, data);
     let (_, _, same) = run(&tensors, &["--causal"]);
     assert!(one == same);
-    let f32s = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect();
     let swapped: Vec<_> = (0..12)
         .map(|i| lse[i / 6 * 6 + i % 3 * 2 + i / 3 % 2])
         .collect();
-    let tensors = tensors.with("expected_o", Dtype::F32, &[2, 2, 3, 128], f32s(&o));
+    let tensors = tensors
+        .f32s("expected_o", &[2, 2, 3, 128], &o)
+        .metadata("causal", "true");
     for (shape, lse) in [([2, 3, 2], &lse), ([2, 2, 3], &swapped)] {
-        let expecting = tensors
-            .clone()
-            .with("expected_lse", Dtype::F32, &shape, f32s(lse));
-        let (record, _, _) = run(&expecting, &["--causal"]);
+        let expecting = tensors.clone().f32s("expected_lse", &shape, lse);
+        let (record, output, _) = run(&expecting, &[]);
+        assert_eq!(text(&output.stderr), "");
+        assert_eq!(record["causal"], true);
         assert_eq!(record["reference"], "expected");
         assert_eq!(record["error"], 0.0);
         assert_eq!(record["lse_error"], 0.0);
     }
+}
+
+/// A problem over dense tensors that outlive it.
+fn dense(shape: Shape, q: &[bf16], kv: &[bf16]) -> Problem<'static> {
+    Problem::dense(shape, q.to_vec().leak(), kv.to_vec().leak(), SCALE)
+}
+
+/// The example's result is Golden's of `problem`, both where the file has that and where
+/// it hasn't. The file's order of lse is the library's.
+#[track_caller]
+fn agrees(name: &str, tensors: &Tensors, problem: &Problem) -> Value {
+    let s = problem.shape;
+    let (lead, lse_shape) = match problem.q_indptr {
+        Some(indptr) => {
+            let tokens = indptr[s.b] as usize;
+            (vec![tokens], vec![s.h_q, tokens])
+        }
+        None => (vec![s.b, s.s_q], vec![s.b, s.h_q, s.s_q]),
+    };
+    let o_shape = [&lead[..], &[s.h_q, s.d_v]].concat();
+    let mut o = vec![0.0; o_shape.iter().product()];
+    let mut lse = vec![0.0; lse_shape.iter().product()];
+    reference::golden(problem, &mut o, &mut lse).unwrap();
+    let [o, lse] = [o, lse].map(|values| values.iter().map(|&x| x as f32).collect::<Vec<_>>());
+    let expecting =
+        tensors
+            .clone()
+            .f32s("expected_o", &o_shape, &o)
+            .f32s("expected_lse", &lse_shape, &lse);
+
+    let folder = folder(name);
+    let [file, out] = ["in.safetensors", "out.safetensors"].map(|name| folder.join(name));
+    let mut last = Value::Null;
+    for (tensors, reference, threads) in [(&expecting, "expected", "1"), (tensors, "golden", "2")] {
+        tensors.write(&file);
+        let output = decode()
+            .arg(&file)
+            .args([
+                "--json",
+                "--precision",
+                "bf16x2",
+                "--threads",
+                threads,
+                "-o",
+            ])
+            .arg(&out)
+            .output()
+            .unwrap();
+        let record = json(&output);
+        assert_eq!(text(&output.stderr), "");
+        assert_eq!(record["reference"], reference, "{record}");
+        for (key, limit) in [("error", 1e-5), ("lse_error", 1e-5), ("base_error", 1e-2)] {
+            assert!(record[key].as_f64().unwrap() < limit, "{key}: {record}");
+        }
+        assert!(record["gflops"].as_f64().unwrap() > 0.0, "{record}");
+        let written = fs::read(&out).unwrap();
+        for (name, shape, want) in [("o", &o_shape, &o), ("lse", &lse_shape, &lse)] {
+            let (written_shape, got) = floats(&written, name);
+            assert_eq!(written_shape, *shape, "{name}");
+            let near = |(&x, &y): (&f32, &f32)| x == y || (x - y).abs() < 1e-4;
+            assert!(got.iter().zip(want).all(near), "{name}");
+        }
+        last = record;
+    }
+    last
+}
+
+/// The speed counts so many keys of a row, of `width` columns of keys and values.
+#[track_caller]
+fn counts(record: &Value, keys: f64, width: f64) {
+    let [seconds, gflops] = ["seconds", "gflops"].map(|key| record[key].as_f64().unwrap());
+    let counted = seconds * gflops * 1e9 / (2.0 * width);
+    assert!((counted / keys - 1.0).abs() < 1e-6, "{counted}: {record}");
+}
+
+const SMALL: Shape = Shape {
+    b: 2,
+    s_q: 2,
+    s_k: 5,
+    h_q: 3,
+    h_kv: 1,
+    d_qk: 128,
+    d_v: 128,
+};
+
+/// Pages of two keys, not in their order: those that hold the keys of `kv`, `width` wide,
+/// five for each of two requests, and NaN where nobody looks.
+fn pages(kv: &[bf16], width: usize) -> (Vec<i32>, Vec<bf16>) {
+    let table = vec![5, 0, 3, 7, 2, 4];
+    let mut pages = vec![bf16::NAN; 8 * 2 * width];
+    for (row, data) in kv.chunks(width).enumerate() {
+        let (request, key) = (row / 5, row % 5);
+        let page = table[request * 3 + key / 2] as usize;
+        pages[(page * 2 + key % 2) * width..][..width].copy_from_slice(data);
+    }
+    (table, pages)
+}
+
+#[test]
+fn paged_caches() {
+    let (q, kv, v) = (numbers(1536, 1), numbers(1280, 2), numbers(1280, 3));
+    let ((mut table, paged), (_, paged_v)) = (pages(&kv, 128), pages(&v, 128));
+    // Behind the last key nobody looks for a page.
+    table[5] = -1;
+    let lens = [5, 4];
+    let tensors = Tensors::scaled()
+        .bf16s("q", &[2, 2, 3, 128], &q)
+        .bf16s("kv", &[8, 2, 128], &paged)
+        .i32s("block_table", &[2, 3], &table)
+        .seqlens(&lens);
+    let problem = Problem {
+        cache_seqlens: Some(&lens),
+        ..dense(SMALL, &q, &kv)
+    };
+    agrees("paged", &tensors, &problem);
+
+    let tensors =
+        tensors
+            .bf16s("kv", &[8, 2, 1, 128], &paged)
+            .bf16s("v", &[8, 2, 1, 128], &paged_v);
+    let problem = Problem {
+        v: Some(Tensor {
+            data: Data::Bf16(&v),
+            strides: problem.kv.strides,
+        }),
+        ..problem
+    };
+    agrees("paged_v", &tensors, &problem);
+
+    // As many keys as the table has room for.
+    let (_, paged) = pages(&numbers(1280, 2), 128);
+    let tensors = Tensors::scaled()
+        .bf16s("q", &[2, 2, 3, 128], &q)
+        .bf16s("kv", &[8, 2, 128], &paged)
+        .i32s("block_table", &[2, 2], &[5, 0, 2, 7]);
+    let page = |page: usize| &paged[page * 256..][..256];
+    let kv = [page(5), page(0), page(2), page(7)].concat();
+    let shape = Shape { s_k: 4, ..SMALL };
+    agrees("paged_whole", &tensors, &dense(shape, &q, &kv));
+}
+
+#[test]
+fn ragged_queries_and_caches() {
+    // The second request has nothing, the last more queries than keys.
+    let (q_indptr, kv_indptr) = ([0, 1, 1, 3, 6], [1, 6, 6, 9, 11]);
+    let (q, mut kv) = (numbers(6 * 384, 1), numbers(12 * 128, 2));
+    kv[..128].fill(bf16::NAN);
+    kv[11 * 128..].fill(bf16::NAN);
+    let shape = Shape {
+        b: 4,
+        s_q: 3,
+        ..SMALL
+    };
+    let queries = Tensors::scaled()
+        .bf16s("q", &[6, 3, 128], &q)
+        .i32s("q_indptr", &[5], &q_indptr);
+    let ragged = queries.clone().i32s("kv_indptr", &[5], &kv_indptr);
+    let problem = Problem {
+        q_indptr: Some(&q_indptr),
+        kv_indptr: Some(&kv_indptr),
+        ..dense(shape, &q, &kv)
+    };
+    let tensors = ragged.clone().bf16s("kv", &[12, 128], &kv);
+    agrees("ragged", &tensors, &problem);
+
+    let causal = tensors.metadata("causal", "true").metadata("window", "2");
+    let masked = Problem {
+        causal: true,
+        window: Some(2),
+        ..problem
+    };
+    let record = agrees("ragged_causal", &causal, &masked);
+    counts(&record, 3.0 * f64::from(2 + 2 + 2 + 1 + 2), 256.0);
+
+    let lens = [4, 0, 3, 1];
+    let tensors = ragged.bf16s("kv", &[12, 1, 128], &kv).seqlens(&lens);
+    let shorter = Problem {
+        cache_seqlens: Some(&lens),
+        ..problem
+    };
+    agrees("ragged_seqlens", &tensors, &shorter);
+
+    // Either alone.
+    let kv = numbers(20 * 128, 2);
+    let tensors = queries.bf16s("kv", &[4, 5, 128], &kv);
+    let problem = Problem {
+        q_indptr: Some(&q_indptr),
+        ..dense(shape, &q, &kv)
+    };
+    agrees("ragged_queries", &tensors, &problem);
+    let tensors =
+        Tensors::small()
+            .bf16s("kv", &[8, 128], &kv[..1024])
+            .i32s("kv_indptr", &[3], &[0, 5, 8]);
+    let problem = Problem {
+        kv_indptr: Some(&[0, 5, 8]),
+        ..dense(SMALL, &numbers(1536, 1), &kv[..1024])
+    };
+    agrees("ragged_keys", &tensors, &problem);
+}
+
+/// The first `at` columns of rows of `width`, and the others.
+fn cut(rows: &[bf16], width: usize, at: usize) -> [Vec<bf16>; 2] {
+    let rows = rows.chunks(width);
+    [
+        rows.clone().flat_map(|row| &row[..at]).copied().collect(),
+        rows.flat_map(|row| &row[at..]).copied().collect(),
+    ]
+}
+
+#[test]
+fn rotary_parts_apart() {
+    let (q, kv) = (numbers(12 * 192, 1), numbers(10 * 192, 2));
+    let ([q_nope, q_rope], [ckv, k_rope]) = (cut(&q, 192, 128), cut(&kv, 192, 128));
+    let problem = dense(Shape { d_qk: 192, ..SMALL }, &q, &kv);
+    let scaled = Tensors::scaled;
+    let whole_q = |tensors: Tensors| tensors.bf16s("q", &[2, 2, 3, 192], &q);
+    let split_q = |tensors: Tensors| {
+        tensors
+            .bf16s("q_nope", &[2, 2, 3, 128], &q_nope)
+            .bf16s("q_rope", &[2, 2, 3, 64], &q_rope)
+    };
+    let whole_kv = |tensors: Tensors| tensors.bf16s("kv", &[2, 5, 192], &kv);
+    let split_kv = |tensors: Tensors| {
+        tensors
+            .bf16s("ckv", &[2, 5, 128], &ckv)
+            .bf16s("k_rope", &[2, 5, 64], &k_rope)
+    };
+    agrees("split", &split_q(split_kv(scaled())), &problem);
+    agrees("split_q", &split_q(whole_kv(scaled())), &problem);
+    agrees("split_kv", &whole_q(split_kv(scaled())), &problem);
+}
+
+#[test]
+fn grouped_heads() {
+    // Two query heads for each of two KV heads.
+    let shape = Shape {
+        h_q: 4,
+        h_kv: 2,
+        ..SMALL
+    };
+    let (q, kv, v) = (numbers(2048, 1), numbers(2560, 2), numbers(2560, 3));
+    let tensors =
+        Tensors::scaled()
+            .bf16s("q", &[2, 2, 4, 128], &q)
+            .bf16s("kv", &[2, 5, 2, 128], &kv);
+    let problem = dense(shape, &q, &kv);
+    agrees("heads", &tensors, &problem);
+    let tensors = tensors.bf16s("v", &[2, 5, 2, 128], &v);
+    let problem = Problem {
+        v: Some(Tensor {
+            data: Data::Bf16(&v),
+            strides: problem.kv.strides,
+        }),
+        ..problem
+    };
+    agrees("heads_v", &tensors, &problem);
+    // Nothing to see for anyone.
+    let tensors =
+        Tensors::scaled()
+            .bf16s("q", &[2, 2, 4, 128], &q)
+            .bf16s("kv", &[2, 0, 2, 128], &[]);
+    let path = folder("heads_empty").join("in.safetensors");
+    tensors.write(&path);
+    let record = json(&decode().arg(&path).arg("--json").output().unwrap());
+    assert_eq!(
+        (&record["error"], &record["h_kv"]),
+        (&0.0.into(), &2.into())
+    );
+}
+
+#[test]
+fn sinks_and_tail_masks() {
+    let sink = [0.5, -3.0, f32::NEG_INFINITY];
+    let problem = Problem {
+        sink: Some(&sink),
+        ..dense(SMALL, &numbers(1536, 1), &numbers(1280, 2))
+    };
+    let tensors = Tensors::small().f32s("sink", &[3], &sink);
+    agrees("sink", &tensors, &problem);
+
+    // A tail shorter than the requests, one longer than the second, and one of two words.
+    let (q, kv) = (numbers(1536, 1), numbers(2 * 80 * 128, 2));
+    let lens = [80, 66];
+    for (dtype, tail) in [
+        (Dtype::U8, 3),
+        (Dtype::BOOL, 80),
+        (Dtype::U8, 70),
+        (Dtype::U8, 0),
+    ] {
+        let sees = |row: usize, i: usize| !(row * 5 + i * i).is_multiple_of(3);
+        let bytes = (0..4 * tail).map(|i| u8::from(sees(i / tail, i % tail)));
+        let mut words = vec![0; 4 * tail.div_ceil(64)];
+        for (row, i) in (0..4).flat_map(|row| (0..tail).map(move |i| (row, i))) {
+            words[row * tail.div_ceil(64) + i / 64] |= u64::from(sees(row, i)) << (i % 64);
+        }
+        let tensors = Tensors::scaled()
+            .bf16s("q", &[2, 2, 3, 128], &q)
+            .bf16s("kv", &[2, 80, 128], &kv)
+            .with("tail_mask", dtype, &[2, 2, tail], bytes.collect())
+            .metadata("window", "75")
+            .seqlens(&lens);
+        let problem = Problem {
+            tail_mask: Some(TailMask {
+                words: &words,
+                tail,
+            }),
+            window: Some(75),
+            cache_seqlens: Some(&lens),
+            ..dense(Shape { s_k: 80, ..SMALL }, &q, &kv)
+        };
+        agrees(&format!("tail_{tail}"), &tensors, &problem);
+    }
+}
+
+#[test]
+fn everything_at_once() {
+    // Five query rows of requests of 2 and 3, pages of two KV heads, in parts.
+    let (q, kv) = (numbers(5 * 4 * 192, 1), numbers(10 * 2 * 192, 2));
+    let ([q_nope, q_rope], [ckv, k_rope]) = (cut(&q, 192, 128), cut(&kv, 192, 128));
+    let ((table, ckv), (_, k_rope)) = (pages(&ckv, 256), pages(&k_rope, 128));
+    let (indptr, lens, sink) = ([0, 2, 5], [4, 5], [0.0, 1.0, 2.0, -1.0]);
+    let mask = [[0, 1, 1], [1, 0, 1], [1, 0, 0], [1, 1, 0], [0, 0, 0]];
+    let words = mask.map(|row| row[0] | row[1] << 1 | row[2] << 2);
+    let bytes = mask.as_flattened().iter().map(|&bit| bit as u8);
+    let tensors = Tensors::scaled()
+        .bf16s("q_nope", &[5, 4, 128], &q_nope)
+        .bf16s("q_rope", &[5, 4, 64], &q_rope)
+        .i32s("q_indptr", &[3], &indptr)
+        .bf16s("ckv", &[8, 2, 2, 128], &ckv)
+        .bf16s("k_rope", &[8, 2, 2, 64], &k_rope)
+        .i32s("block_table", &[2, 3], &table)
+        .with("tail_mask", Dtype::BOOL, &[5, 3], bytes.collect())
+        .f32s("sink", &[4], &sink)
+        .metadata("window", "4")
+        .seqlens(&lens);
+    let shape = Shape {
+        s_q: 3,
+        h_q: 4,
+        h_kv: 2,
+        d_qk: 192,
+        ..SMALL
+    };
+    let problem = Problem {
+        q_indptr: Some(&indptr),
+        cache_seqlens: Some(&lens),
+        window: Some(4),
+        tail_mask: Some(TailMask {
+            words: &words,
+            tail: 3,
+        }),
+        sink: Some(&sink),
+        ..dense(shape, &q, &kv)
+    };
+    let record = agrees("everything", &tensors, &problem);
+    // The window hides the first key of the last row only.
+    counts(&record, 4.0 * f64::from(3 + 3 + 3 + 4 + 1), 320.0);
+}
+
+#[test]
+fn expectations_hold_for_their_masks_only() {
+    let path = folder("expectations").join("in.safetensors");
+    let run = |tensors: &Tensors, args: &[&str]| {
+        tensors.write(&path);
+        let output = decode().arg(&path).args(args).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        output
+    };
+    let expecting = Tensors::small()
+        .zeros("expected_o", Dtype::F32, &[2, 2, 3, 128])
+        .zeros("expected_lse", Dtype::F32, &[2, 3, 2]);
+    let masked = expecting
+        .clone()
+        .metadata("causal", "true")
+        .metadata("window", "3");
+    for (tensors, args, without) in [
+        (&expecting, &[][..], ""),
+        (&expecting, &["--causal"], "--causal"),
+        (&expecting, &["--window", "3"], "--window"),
+        (
+            &expecting,
+            &["--window", "3", "--causal"],
+            "--causal and --window",
+        ),
+        (&masked, &[], ""),
+        (&masked, &["--causal"], ""),
+        (&masked, &["--causal", "--window", "3"], ""),
+        (&masked, &["--causal", "--window", "2"], "--window"),
+    ] {
+        let output = run(tensors, &[args, &["--json"]].concat());
+        let record = json(&output);
+        let masks = tensors.metadata.len() == 2;
+        assert_eq!(record["causal"], masks || args.contains(&"--causal"));
+        let error = record["error"].as_f64();
+        if without.is_empty() {
+            assert_eq!(text(&output.stderr), "");
+            assert_eq!(record["reference"], "expected");
+            // Infinite, as zeros are expected.
+            assert_eq!(error, None);
+        } else {
+            let note = format!(
+                "note: expected_o and expected_lse were computed without {without}: \
+                 not compared, errors are against Golden\n"
+            );
+            assert_eq!(text(&output.stderr), note);
+            assert_eq!(record["reference"], "golden");
+            assert!(error.unwrap() < 1e-2, "{record}");
+            let seen = match (record["causal"] == true, record["window"].as_u64()) {
+                (true, None) => 4 + 5,
+                (true, Some(window)) => window + window,
+                (false, Some(3)) => 4 + 3,
+                _ => panic!("{record}"),
+            };
+            counts(&record, (2 * 3 * seen) as f64, 256.0);
+            // So in the table.
+            assert_eq!(text(&run(tensors, args).stderr), note);
+        }
+    }
+
+    // One of them, and none.
+    let one = expecting.without("expected_lse");
+    let note = "expected_o was computed without --causal";
+    assert!(text(&run(&one, &["--causal"]).stderr).contains(note));
+    let one = one
+        .without("expected_o")
+        .zeros("expected_lse", Dtype::F32, &[2, 3, 2]);
+    let note = "expected_lse was computed without --causal";
+    assert!(text(&run(&one, &["--causal"]).stderr).contains(note));
+    let none = one.without("expected_lse");
+    assert_eq!(text(&run(&none, &["--causal"]).stderr), "");
 }
 
 #[test]
@@ -354,7 +807,7 @@ fn malformed_files_are_refused() {
     let problem = folder.join("in.safetensors");
     let small = Tensors::small;
     let whole = small().bytes();
-    let scale = |x: f32| small().with("softmax_scale", F32, &[1], x.to_le_bytes().to_vec());
+    let scale = |x: f32| small().f32s("softmax_scale", &[1], &[x]);
     let square = |d| {
         small()
             .zeros("q", BF16, &[2, 2, 3, d])
@@ -459,6 +912,313 @@ fn malformed_files_are_refused() {
 }
 
 #[test]
+fn files_that_do_not_fit_together_are_refused() {
+    use Dtype::{BF16, F32, I32, I64, U8};
+    const HUGE: usize = 1 << 63;
+    let folder = folder("misfits");
+    let problem = folder.join("in.safetensors");
+    let small = Tensors::small;
+    let ragged_q = |indptr: &[i32]| {
+        let tokens = small().zeros("q", BF16, &[4, 3, 128]);
+        tokens.i32s("q_indptr", &[indptr.len()], indptr)
+    };
+    let ragged_kv = |indptr: &[i32]| {
+        let tokens = small().zeros("kv", BF16, &[8, 128]);
+        tokens.i32s("kv_indptr", &[indptr.len()], indptr)
+    };
+    let paged = |table: &[i32; 6]| {
+        let pages = small().zeros("kv", BF16, &[8, 2, 128]);
+        pages.i32s("block_table", &[2, 3], table)
+    };
+    let fine = &[5, 0, 3, 7, 2, 4];
+    let split = || {
+        Tensors::scaled()
+            .zeros("q_nope", BF16, &[2, 2, 3, 128])
+            .zeros("q_rope", BF16, &[2, 2, 3, 64])
+            .zeros("ckv", BF16, &[2, 5, 128])
+            .zeros("k_rope", BF16, &[2, 5, 64])
+    };
+    let grouped = |h_q, h_kv| {
+        small()
+            .zeros("q", BF16, &[2, 2, h_q, 128])
+            .zeros("kv", BF16, &[2, 5, h_kv, 128])
+    };
+    let mask = |shape: &[usize]| small().zeros("tail_mask", U8, shape);
+    for (tensors, why) in [
+        // Offsets of queries.
+        (
+            small().i32s("q_indptr", &[3], &[0, 2, 4]),
+            "q has shape [2, 2, 3, 128], expected [tokens, h_q, d_qk]",
+        ),
+        (
+            small().zeros("q", BF16, &[4, 3, 128]),
+            "q has shape [4, 3, 128], expected [b, s_q, h_q, d_qk]",
+        ),
+        (ragged_q(&[]), "q_indptr has shape [0], expected [b + 1]"),
+        (
+            ragged_q(&[0, 2, 4]).zeros("q_indptr", I32, &[1, 3]),
+            "q_indptr has shape [1, 3], expected [b + 1]",
+        ),
+        (
+            ragged_q(&[0, 2, 4]).zeros("q_indptr", I64, &[3]),
+            "q_indptr is I64",
+        ),
+        (
+            ragged_q(&[0, 2, 5]),
+            "q_indptr [3] runs from 0 to 5, not over q [4, 3, 128]",
+        ),
+        (ragged_q(&[0, 2, 3]), "q_indptr [3] runs from 0 to 3"),
+        (ragged_q(&[1, 2, 4]), "q_indptr [3] runs from 1 to 4"),
+        (ragged_q(&[0, 2, -1]), "q_indptr [3] runs from 0 to -1"),
+        (
+            ragged_q(&[0, i32::MIN, 4]),
+            "q_indptr[0..=1] is 0, -2147483648",
+        ),
+        (ragged_q(&[0, 3, 2, 4]), "kv has shape [2, 5, 128]"),
+        (
+            ragged_q(&[0, 3, 2, 4]).zeros("kv", BF16, &[3, 5, 128]),
+            "q_indptr[1..=2] is 3, 2",
+        ),
+        (
+            ragged_q(&[0, 2, 4]).zeros("expected_o", F32, &[2, 2, 3, 128]),
+            "expected_o has shape [2, 2, 3, 128], expected [4, 3, 128]",
+        ),
+        (
+            ragged_q(&[0, 2, 4]).zeros("expected_lse", F32, &[1, 3, 4]),
+            "expected_lse has shape [1, 3, 4], expected [3, 4] or [4, 3]",
+        ),
+        // Offsets of keys.
+        (
+            small()
+                .i32s("kv_indptr", &[3], &[0, 5, 8])
+                .zeros("kv", BF16, &[1, 8, 1, 128]),
+            "kv has shape [1, 8, 1, 128], expected [tokens, d_qk] or [tokens, h_kv, d_qk]",
+        ),
+        (ragged_kv(&[0, 5]), "kv_indptr has shape [2], expected [3]"),
+        (ragged_kv(&[]), "kv_indptr has shape [0], expected [b + 1]"),
+        (
+            ragged_kv(&[0, 5, 9]),
+            "kv_indptr [3] runs to 9, kv [8, 128] does not",
+        ),
+        (ragged_kv(&[0, 5, -8]), "kv_indptr [3] runs to -8"),
+        (ragged_kv(&[-1, 5, 8]), "kv_indptr[0..=1] is -1, 5"),
+        (ragged_kv(&[0, 8, 5]), "kv_indptr[1..=2] is 8, 5"),
+        (
+            ragged_kv(&[0, 5, 8]).zeros("kv_indptr", F32, &[3]),
+            "kv_indptr is F32",
+        ),
+        (
+            ragged_kv(&[0, 5, 8]).seqlens(&[5, 4]),
+            "cache_seqlens[1] is 4",
+        ),
+        (
+            ragged_kv(&[0, 5, 8]).zeros("v", BF16, &[2, 5, 128]),
+            "v has shape [2, 5, 128], expected [8, 128]",
+        ),
+        // Pages.
+        (
+            paged(fine).zeros("kv", BF16, &[16, 128]),
+            "kv has shape [16, 128], expected [pages, page_size, d_qk] or",
+        ),
+        (
+            paged(fine).zeros("kv", BF16, &[8, 0, 128]),
+            "kv [8, 0, 128] has a page size of 0",
+        ),
+        (
+            paged(fine).zeros("block_table", I32, &[6]),
+            "block_table has shape [6], expected [b, max_blocks]",
+        ),
+        (
+            paged(fine).zeros("block_table", I32, &[3, 2]),
+            "block_table has shape [3, 2], expected [2, 2]",
+        ),
+        (
+            paged(fine).zeros("block_table", I64, &[2, 3]),
+            "block_table is I64",
+        ),
+        (paged(&[5, 0, 3, 8, 2, 4]), "block_table[1][0] is 8"),
+        (paged(&[5, 0, -1, 7, 2, 4]), "block_table[0][2] is -1"),
+        (paged(fine).seqlens(&[5, 7]), "cache_seqlens[1] is 7"),
+        (
+            paged(fine).zeros("v", BF16, &[8, 2, 1, 128]),
+            "v has shape [8, 2, 1, 128], expected [8, 2, 128]",
+        ),
+        (
+            paged(fine).i32s("kv_indptr", &[3], &[0, 5, 8]),
+            "block_table [2, 3] and kv_indptr [3] exclude each other",
+        ),
+        // Parts.
+        (
+            split().zeros("q", BF16, &[2, 2, 3, 192]),
+            "q [2, 2, 3, 192] and q_nope [2, 2, 3, 128] exclude each other",
+        ),
+        (
+            small().zeros("q_rope", BF16, &[2, 2, 3, 64]),
+            "q [2, 2, 3, 128] and q_rope [2, 2, 3, 64] exclude each other",
+        ),
+        (
+            small().zeros("ckv", BF16, &[2, 5, 128]),
+            "kv [2, 5, 128] and ckv [2, 5, 128] exclude each other",
+        ),
+        (
+            split().without("q_rope"),
+            "there is no tensor q_rope for q_nope [2, 2, 3, 128]",
+        ),
+        (
+            split().without("q_nope"),
+            "there is no tensor q_nope for q_rope [2, 2, 3, 64]",
+        ),
+        (
+            split().without("k_rope"),
+            "there is no tensor k_rope for ckv [2, 5, 128]",
+        ),
+        (
+            split().without("ckv"),
+            "there is no tensor ckv for k_rope [2, 5, 64]",
+        ),
+        (
+            split().zeros("q_nope", BF16, &[2, 6, 128]),
+            "q_nope has shape [2, 6, 128], expected [b, s_q, h_q, d_v]",
+        ),
+        (
+            split().zeros("q_rope", BF16, &[2, 2, 1, 64]),
+            "q_rope has shape [2, 2, 1, 64], expected [2, 2, 3, 64]",
+        ),
+        (
+            split().zeros("q_rope", BF16, &[]),
+            "q_rope has shape [], expected [2, 2, 3, 0]",
+        ),
+        (
+            split().zeros("ckv", BF16, &[2, 5, 64]),
+            "ckv has shape [2, 5, 64], expected [2, 5, 128]",
+        ),
+        (
+            split().zeros("k_rope", BF16, &[2, 5, 32]),
+            "k_rope has shape [2, 5, 32], expected [2, 5, 64]",
+        ),
+        (
+            split().zeros("k_rope", BF16, &[2, 5, 1, 64]),
+            "k_rope has shape [2, 5, 1, 64], expected [2, 5, 64]",
+        ),
+        (split().zeros("k_rope", I32, &[2, 5, 64]), "k_rope is I32"),
+        (
+            split().zeros("v", BF16, &[2, 5, 64]),
+            "v has shape [2, 5, 64], expected [2, 5, 128]",
+        ),
+        (
+            small()
+                .without("kv")
+                .zeros("ckv", BF16, &[2, 5, 128])
+                .zeros("k_rope", BF16, &[2, 5, 0]),
+            "d_v is 128, not in 1..=127",
+        ),
+        // KV heads.
+        (grouped(3, 2), "h_q is 3, not a multiple of h_kv, 2"),
+        (grouped(3, 0), "h_kv is 0"),
+        (
+            grouped(4, 2).zeros("v", BF16, &[2, 5, 128]),
+            "v has shape [2, 5, 128], expected [2, 5, 2, 128]",
+        ),
+        (
+            grouped(4, 2).zeros("v", BF16, &[2, 5, 1, 128]),
+            "v has shape [2, 5, 1, 128], expected [2, 5, 2, 128]",
+        ),
+        (
+            small().zeros("kv", BF16, &[2, 5, 1, 1, 128]),
+            "kv has shape [2, 5, 1, 1, 128], expected [b, s_k, d_qk] or [b, s_k, h_kv, d_qk]",
+        ),
+        // Sinks and masks.
+        (
+            small().zeros("sink", F32, &[4]),
+            "sink has shape [4], expected [3]",
+        ),
+        (
+            small().zeros("sink", F32, &[1, 3]),
+            "sink has shape [1, 3], expected [3]",
+        ),
+        (small().zeros("sink", BF16, &[3]), "sink is BF16"),
+        (
+            mask(&[2, 4]),
+            "tail_mask has shape [2, 4], expected [2, 2, 4]",
+        ),
+        (mask(&[]), "tail_mask has shape [], expected [2, 2, 0]"),
+        (
+            mask(&[2, 3, 4]),
+            "tail_mask has shape [2, 3, 4], expected [2, 2, 4]",
+        ),
+        (
+            small().zeros("tail_mask", I32, &[2, 2, 4]),
+            "tail_mask is I32, expected BOOL or U8",
+        ),
+        (
+            small().with("tail_mask", U8, &[2, 2, 1], vec![0, 1, 3, 1]),
+            "tail_mask holds 3",
+        ),
+        (
+            mask(&[2, 2, 4]).metadata("causal", "true"),
+            "tail_mask and causal can't be combined",
+        ),
+        (
+            small().metadata("causal", "1"),
+            "metadata causal is \"1\", expected true or false",
+        ),
+        (
+            small().metadata("window", "0"),
+            "metadata window is \"0\", expected 1 or more",
+        ),
+        (
+            small().metadata("window", "-1"),
+            "metadata window is \"-1\"",
+        ),
+        (
+            small().metadata("window", "many\nkeys"),
+            "metadata window is \"many\\nkeys\"",
+        ),
+        // Sizes that nothing bounds, as there are no elements.
+        (
+            small().zeros("q", BF16, &[usize::MAX, 0, 3, 128]),
+            "kv has shape [2, 5, 128]",
+        ),
+        (
+            small().zeros("q", BF16, &[usize::MAX, 0, 3, 128]).zeros(
+                "kv",
+                BF16,
+                &[usize::MAX, 0, 128],
+            ),
+            "s_q is 0",
+        ),
+        (
+            ragged_kv(&[0, 5, 8]).zeros("q", BF16, &[usize::MAX, 0, 3, 128]),
+            "kv_indptr has shape [3], expected [18446744073709551615]",
+        ),
+        (
+            split()
+                .zeros("q_nope", BF16, &[0, 2, 3, HUGE])
+                .zeros("q_rope", BF16, &[0, 2, 3, HUGE]),
+            "ckv has shape",
+        ),
+        (
+            small()
+                .zeros("q", BF16, &[2, 0, HUGE, 128])
+                .zeros("expected_lse", F32, &[2, 0, HUGE]),
+            "s_q is 0",
+        ),
+        (
+            paged(fine)
+                .zeros("q", BF16, &[0, HUGE, 3, 128])
+                .zeros("kv", BF16, &[0, HUGE, 128])
+                .zeros("block_table", I32, &[0, HUGE]),
+            "s_q is 9223372036854775808",
+        ),
+    ] {
+        tensors.write(&problem);
+        let out = folder.join("out.safetensors");
+        refused(decode().arg(&problem).arg("--json").arg("-o").arg(out), why);
+        assert_eq!(names(&folder), ["in.safetensors"], "{why}");
+    }
+}
+
+#[test]
 fn malformed_command_lines_are_refused() {
     let folder = folder("flags");
     let problem = folder.join("in.safetensors");
@@ -473,6 +1233,8 @@ fn malformed_command_lines_are_refused() {
         (&["in.safetensors", "--precision", "fp8"], "fp8"),
         (&["in.safetensors", "--threads", "0"], "--threads"),
         (&["in.safetensors", "--threads", "many"], "many"),
+        (&["in.safetensors", "--window", "0"], "--window"),
+        (&["in.safetensors", "--window", "many"], "many"),
         (&["in.safetensors", "--d-v", "-1"], "-1"),
         (&["in.safetensors", "--d-v", "96"], "(128, 96)"),
         (&["in.safetensors", "--d-v", "18446744073709551615"], "d_v"),

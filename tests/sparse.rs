@@ -602,5 +602,14 @@ fn huge_shapes_are_planned_at_once() {
             extra: None,
         });
         assert_eq!(Plan::new(&problem).unwrap().tasks(), shape.b * shape.s_q);
+        problem.sparse = None;
+        problem.shape.s_k = 0;
+        problem.pages = Some(Pages {
+            block_table: &[],
+            max_blocks: 0,
+            page_size: 1,
+            pages: 0,
+        });
+        assert!(Plan::new(&problem).is_ok());
     }
 }

@@ -4,222 +4,171 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 
-use amla::{Data, Problem, SUPPORTED_DIMS, Shape, Tensor};
-use half::bf16;
-use safetensors::SafeTensors;
+use amla::{SUPPORTED_DIMS, Shape};
 use safetensors::tensor::{Dtype, TensorView};
 
-/// A problem that owns its tensors, all dense.
-pub struct Case {
-    pub shape: Shape,
-    pub q: Vec<bf16>,
-    pub kv: Vec<bf16>,
-    pub v: Option<Vec<bf16>>,
-    pub cache_seqlens: Option<Vec<i32>>,
-    pub softmax_scale: f32,
-    /// `[b, s_q, h_q, d_v]`
-    pub expected_o: Option<Vec<f64>>,
-    /// `[b, h_q, s_q]`
-    pub expected_lse: Option<Vec<f64>>,
-    /// What the user should know about how the file was read.
-    pub notes: Vec<String>,
+use crate::case::{Case, Tail, heads_first};
+use crate::layout::{Keys, Parts, Queries};
+use crate::tensors::{Named, Tensors};
+
+/// Reads a file.
+///
+/// # Errors
+/// One line that names the file and what is wrong.
+pub fn read(path: &Path, d_v: Option<usize>) -> Result<Case, String> {
+    fs::read(path)
+        .map_err(|e| e.to_string())
+        .and_then(|bytes| parse(&bytes, d_v))
+        .map_err(|e| format!("{}: {e}", path.display()))
 }
 
-impl Case {
-    /// The problem, borrowed.
-    pub fn problem(&self, causal: bool) -> Problem<'_> {
-        let s = self.shape;
-        Problem {
-            v: self.v.as_ref().map(|data| Tensor {
-                data: Data::Bf16(data),
-                strides: [s.s_k * s.d_v, s.d_v, 0],
-            }),
-            cache_seqlens: self.cache_seqlens.as_deref(),
-            causal,
-            ..Problem::dense(s, &self.q, &self.kv, self.softmax_scale)
+/// Reads a file's bytes; `d_v` is the user's word on the width of a value.
+///
+/// # Errors
+/// One line: what is missing or does not fit. Values, and sizes that fit each other,
+/// are for [`amla::Plan::new`] to check.
+pub fn parse(bytes: &[u8], d_v: Option<usize>) -> Result<Case, String> {
+    let mut file = Tensors::of(bytes)?;
+    let q = Parts::of(&mut file, ["q", "q_nope", "q_rope"])?;
+    let kv = Parts::of(&mut file, ["kv", "ckv", "k_rope"])?;
+    let scale = file.required("softmax_scale")?;
+    let [v, expected_o, expected_lse] =
+        ["v", "expected_o", "expected_lse"].map(|name| file.optional(name));
+    let [cache_seqlens, tail_mask, sink] =
+        ["cache_seqlens", "tail_mask", "sink"].map(|name| file.optional(name));
+
+    let queries = Queries::of(&mut file, &q)?;
+    let [.., h_q] = queries.rows;
+    let keys = Keys::of(&mut file, &kv, queries.b)?;
+
+    // The width of a value is that of every tensor that has it.
+    let rope = q.rope.as_ref().map_or(0, Named::width);
+    let d_qk = q.first.width().saturating_add(rope);
+    let mut width = d_v;
+    for (tensor, rows) in [
+        (q.rope.as_ref().and(Some(&q.first)), &q.first),
+        (kv.rope.as_ref().and(Some(&kv.first)), &kv.first),
+        (v.as_ref(), &kv.first),
+        (expected_o.as_ref(), &q.first),
+    ] {
+        if let Some(tensor) = tensor {
+            let width = *width.get_or_insert(tensor.width());
+            tensor.expect(&rows.shape_with(width))?;
+        }
+    }
+    let usual = || SUPPORTED_DIMS.iter().find(|d| d.0 == d_qk).map(|d| d.1);
+    let d_v = width
+        .or_else(usual)
+        .ok_or_else(|| format!("no kernel is for d_qk = {d_qk}, whatever d_v"))?;
+    let rope = d_qk.saturating_sub(d_v);
+    if let Some(q_rope) = &q.rope {
+        q_rope.expect(&q.first.shape_with(rope))?;
+    }
+    match &kv.rope {
+        Some(k_rope) => k_rope.expect(&kv.first.shape_with(rope))?,
+        None => kv.first.expect(&kv.first.shape_with(d_qk))?,
+    }
+
+    for (tensor, want) in [
+        (Some(&scale), 1),
+        (cache_seqlens.as_ref(), queries.b),
+        (sink.as_ref(), h_q),
+    ] {
+        if let Some(tensor) = tensor {
+            tensor.expect(&[want])?;
         }
     }
 
-    /// Reads a file's bytes; `d_v` is the user's word on the width of a value.
-    ///
-    /// # Errors
-    /// One line: what is missing or does not fit.
-    pub fn parse(bytes: &[u8], d_v: Option<usize>) -> Result<Self, String> {
-        let tensors = SafeTensors::deserialize(bytes)
-            .map_err(|e| format!("not a valid safetensors file: {e}"))?;
-        let optional = |name| tensors.tensor(name).ok();
-        let required = |name| optional(name).ok_or_else(|| format!("there is no tensor {name}"));
-        let mut notes = Vec::new();
-
-        let (q, kv) = (required("q")?, required("kv")?);
-        let (v, expected_o) = (optional("v"), optional("expected_o"));
-        let [b, s_q, h_q, d_qk] = dims("q", &q, "[b, s_q, h_q, d_qk]")?;
-        let [_, s_k, _] = dims("kv", &kv, "[b, s_k, d_qk]")?;
-        expect("kv", &kv, &[b, s_k, d_qk])?;
-
-        let mut width = d_v;
-        if let Some(v) = &v {
-            let [_, _, last] = dims("v", v, "[b, s_k, d_v]")?;
-            expect("v", v, &[b, s_k, *width.get_or_insert(last)])?;
-        }
-        if let Some(o) = &expected_o {
-            let [_, _, _, last] = dims("expected_o", o, "[b, s_q, h_q, d_v]")?;
-            expect("expected_o", o, &[b, s_q, h_q, *width.get_or_insert(last)])?;
-        }
-        let usual = || SUPPORTED_DIMS.iter().find(|d| d.0 == d_qk).map(|d| d.1);
-        let d_v = width
-            .or_else(usual)
-            .ok_or_else(|| format!("no kernel is for d_qk = {d_qk}, whatever d_v"))?;
-
-        let scale = required("softmax_scale")?;
-        expect("softmax_scale", &scale, &[1])?;
-        let cache_seqlens = optional("cache_seqlens");
-        if let Some(lens) = &cache_seqlens {
-            expect("cache_seqlens", lens, &[b])?;
-        }
-
-        let mut unused: Vec<_> = tensors.names();
-        unused.retain(|name| {
-            ![
-                "q",
-                "kv",
-                "v",
-                "softmax_scale",
-                "cache_seqlens",
-                "expected_o",
-                "expected_lse",
-            ]
-            .contains(name)
-        });
-        unused.sort_unstable();
-        notes.extend(unused.iter().map(|name| format!("{name:?} is not used")));
-
-        Ok(Self {
-            shape: Shape {
-                b,
-                s_q,
-                s_k,
-                h_q,
-                h_kv: 1,
-                d_qk,
-                d_v,
-            },
-            q: inputs("q", &q, &mut notes)?,
-            kv: inputs("kv", &kv, &mut notes)?,
-            v: v.map(|v| inputs("v", &v, &mut notes)).transpose()?,
-            cache_seqlens: cache_seqlens
-                .map(|lens| elements("cache_seqlens", &lens, Dtype::I32, i32::from_le_bytes))
-                .transpose()?,
-            softmax_scale: elements("softmax_scale", &scale, Dtype::F32, f32::from_le_bytes)?[0],
-            expected_o: expected_o.map(|o| floats("expected_o", &o)).transpose()?,
-            expected_lse: optional("expected_lse")
-                .map(|lse| log_sums(&lse, [b, h_q, s_q]))
-                .transpose()?,
-            notes,
-        })
-    }
-
-    /// Reads a file.
-    ///
-    /// # Errors
-    /// One line that names the file and what is wrong.
-    pub fn read(path: &Path, d_v: Option<usize>) -> Result<Self, String> {
-        fs::read(path)
-            .map_err(|e| e.to_string())
-            .and_then(|bytes| Self::parse(&bytes, d_v))
-            .map_err(|e| format!("{}: {e}", path.display()))
-    }
+    let ragged = queries.indptr.is_some();
+    let lse = |lse: Named| log_sums(&lse, queries.rows, ragged);
+    Ok(Case {
+        shape: Shape {
+            b: queries.b,
+            s_q: queries.s_q,
+            s_k: keys.s_k,
+            h_q,
+            h_kv: keys.h_kv,
+            d_qk,
+            d_v,
+        },
+        q: file.inputs(&q.first)?,
+        q_rope: q.rope.map(|part| file.inputs(&part)).transpose()?,
+        q_indptr: queries.indptr,
+        kv: file.inputs(&kv.first)?,
+        k_rope: kv.rope.map(|part| file.inputs(&part)).transpose()?,
+        v: v.map(|v| file.inputs(&v)).transpose()?,
+        pages: keys.pages,
+        kv_indptr: keys.indptr,
+        cache_seqlens: cache_seqlens.map(|lens| lens.i32s()).transpose()?,
+        causal: causal(&file)?,
+        window: window(&file)?,
+        tail_mask: tail_mask.map(|mask| tail(&mask, &q.first)).transpose()?,
+        sink: sink.map(|sink| sink.f32s()).transpose()?,
+        softmax_scale: scale.f32s()?[0],
+        rows: queries.rows,
+        expected_o: expected_o.map(|o| o.f64s()).transpose()?,
+        expected_lse: expected_lse.map(lse).transpose()?,
+        notes: file.notes(),
+    })
 }
 
-/// The sizes of a tensor of rank `N`.
-fn dims<const N: usize>(name: &str, tensor: &TensorView, want: &str) -> Result<[usize; N], String> {
-    let shape = tensor.shape();
-    shape
-        .try_into()
-        .map_err(|_| format!("{name} has shape {shape:?}, expected {want}"))
+/// A mask of bytes, `[b, s_q, tail]` or `[tokens, tail]`, as words.
+fn tail(mask: &Named, q: &Named) -> Result<Tail, String> {
+    let tail = mask.width();
+    let queries = &q.shape()[..q.shape().len() - 2];
+    mask.expect(&[queries, &[tail]].concat())?;
+    let word = |bits: &[bool]| {
+        let bits = bits.iter().rev();
+        bits.fold(0, |word, &bit| word << 1 | u64::from(bit))
+    };
+    let bits = mask.bools()?;
+    let rows = bits.chunks(tail.max(1));
+    Ok(Tail {
+        words: rows.flat_map(|row| row.chunks(64).map(word)).collect(),
+        tail,
+    })
 }
 
-/// The tensor's shape is the one that the other tensors ask for.
-fn expect(name: &str, tensor: &TensorView, want: &[usize]) -> Result<(), String> {
-    let shape = tensor.shape();
-    if shape == want {
-        Ok(())
-    } else {
-        Err(format!("{name} has shape {shape:?}, expected {want:?}"))
-    }
-}
-
-/// The elements of a tensor of one type.
-fn elements<const N: usize, T>(
-    name: &str,
-    tensor: &TensorView,
-    dtype: Dtype,
-    decode: impl Fn([u8; N]) -> T,
-) -> Result<Vec<T>, String> {
-    if tensor.dtype() != dtype {
-        return Err(format!("{name} is {}, expected {dtype}", tensor.dtype()));
-    }
-    let (chunks, _) = tensor.data().as_chunks();
-    Ok(chunks.iter().map(|&bytes| decode(bytes)).collect())
-}
-
-/// A kernel input: BF16, or F32 rounded to it.
-fn inputs(name: &str, tensor: &TensorView, notes: &mut Vec<String>) -> Result<Vec<bf16>, String> {
-    match tensor.dtype() {
-        Dtype::BF16 => elements(name, tensor, Dtype::BF16, bf16::from_le_bytes),
-        Dtype::F32 => {
-            notes.push(format!("{name} is F32, rounded to BF16"));
-            elements(name, tensor, Dtype::F32, |bytes| {
-                bf16::from_f32(f32::from_le_bytes(bytes))
-            })
-        }
-        other => Err(format!("{name} is {other}, expected BF16 or F32")),
-    }
-}
-
-/// An expected result: BF16 or F32, widened.
-fn floats(name: &str, tensor: &TensorView) -> Result<Vec<f64>, String> {
-    match tensor.dtype() {
-        Dtype::BF16 => elements(name, tensor, Dtype::BF16, |bytes| {
-            f64::from(bf16::from_le_bytes(bytes))
-        }),
-        Dtype::F32 => elements(name, tensor, Dtype::F32, |bytes| {
-            f64::from(f32::from_le_bytes(bytes))
-        }),
-        other => Err(format!("{name} is {other}, expected BF16 or F32")),
-    }
-}
-
-/// `expected_lse` as `[b, h_q, s_q]`, from that or from `[b, s_q, h_q]`.
-fn log_sums(tensor: &TensorView, [b, h_q, s_q]: [usize; 3]) -> Result<Vec<f64>, String> {
-    let lse = floats("expected_lse", tensor)?;
-    match *tensor.shape() {
-        [x, y, z] if [x, y, z] == [b, h_q, s_q] => Ok(lse),
-        [x, y, z] if [x, y, z] == [b, s_q, h_q] => Ok(heads_first(&lse, [b, s_q, h_q])),
-        ref shape => Err(format!(
-            "expected_lse has shape {shape:?}, expected {:?} or {:?}",
-            [b, h_q, s_q],
-            [b, s_q, h_q]
+fn causal(file: &Tensors) -> Result<bool, String> {
+    match file.metadata("causal") {
+        Some("true") => Ok(true),
+        None | Some("false") => Ok(false),
+        Some(other) => Err(format!(
+            "metadata causal is {other:?}, expected true or false"
         )),
     }
 }
 
-/// `[b, s_q, h_q]` to `[b, h_q, s_q]`.
-pub fn heads_first<T: Copy>(values: &[T], [b, s_q, h_q]: [usize; 3]) -> Vec<T> {
-    (0..b * h_q * s_q)
-        .map(|i| {
-            let (request, head, position) = (i / (h_q * s_q), i / s_q % h_q, i % s_q);
-            values[(request * s_q + position) * h_q + head]
+fn window(file: &Tensors) -> Result<Option<usize>, String> {
+    file.metadata("window")
+        .map(|text| match text.parse() {
+            Ok(window) if window > 0 => Ok(window),
+            _ => Err(format!("metadata window is {text:?}, expected 1 or more")),
         })
-        .collect()
+        .transpose()
 }
 
-/// Writes `o` `[b, s_q, h_q, d_v]` and `lse` `[b, h_q, s_q]` to `path`, whole
-/// or not at all: to a temporary file beside it, then renamed.
+/// `expected_lse`, heads before positions, from that or from the other order.
+fn log_sums(lse: &Named, [b, s_q, h_q]: [usize; 3], ragged: bool) -> Result<Vec<f64>, String> {
+    let from = usize::from(ragged);
+    let (heads, positions) = ([b, h_q, s_q], [b, s_q, h_q]);
+    let values = lse.f64s()?;
+    match lse.shape() {
+        shape if shape == &heads[from..] => Ok(values),
+        shape if shape == &positions[from..] => Ok(heads_first(&values, positions)),
+        _ => {
+            let (heads, positions) = (&heads[from..], &positions[from..]);
+            Err(lse.misfit(format_args!("{heads:?} or {positions:?}")))
+        }
+    }
+}
+
+/// Writes `o` and `lse` to `path`, whole or not at all: to a temporary file beside it,
+/// then renamed.
 ///
 /// # Errors
 /// One line that names the file and what is wrong.
-pub fn write(path: &Path, shape: Shape, o: &[f32], lse: &[f32]) -> Result<(), String> {
+pub fn write(path: &Path, case: &Case, o: &[f32], lse: &[f32]) -> Result<(), String> {
     let fail = |e: &dyn std::fmt::Display| format!("cannot write {}: {e}", path.display());
     if fs::metadata(path).is_ok_and(|meta| !meta.is_file()) {
         return Err(fail(&"it is not a regular file"));
@@ -230,13 +179,14 @@ pub fn write(path: &Path, shape: Shape, o: &[f32], lse: &[f32]) -> Result<(), St
 
     let bytes = |data: &[f32]| -> Vec<u8> { data.iter().flat_map(|x| x.to_le_bytes()).collect() };
     let (o, lse) = (bytes(o), bytes(lse));
-    let view = |dims, data| TensorView::new(Dtype::F32, dims, data).map_err(|e| fail(&e));
-    let Shape {
-        b, s_q, h_q, d_v, ..
-    } = shape;
+    let from = usize::from(case.q_indptr.is_some());
+    let view = |dims: &[usize], data| {
+        TensorView::new(Dtype::F32, dims[from..].to_vec(), data).map_err(|e| fail(&e))
+    };
+    let [b, s_q, h_q] = case.rows;
     let tensors = [
-        ("o", view(vec![b, s_q, h_q, d_v], &o)?),
-        ("lse", view(vec![b, h_q, s_q], &lse)?),
+        ("o", view(&[b, s_q, h_q, case.shape.d_v], &o)?),
+        ("lse", view(&[b, h_q, s_q], &lse)?),
     ];
     let bytes = safetensors::serialize(tensors, None).map_err(|e| fail(&e))?;
 

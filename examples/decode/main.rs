@@ -1,16 +1,12 @@
 //! Computes MLA decode problems and says how well and how fast.
 
-use std::borrow::Cow;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread::available_parallelism;
-use std::time::Duration;
 
-use amla::{
-    Backend, BackendId, Elements, Error, Options, Output, Plan, Precision, Problem, Rescale, Shape,
-};
+use amla::{Backend, BackendId, Options, Plan, Precision, Rescale, Shape};
 use clap::Parser;
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use half::bf16;
@@ -18,18 +14,19 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 
+mod case;
 #[path = "../common/engine.rs"]
 mod engine;
+mod evaluate;
 mod file;
+mod layout;
 mod reference;
 mod report;
+mod tensors;
 
+use case::Case;
 use engine::Engine;
-use file::Case;
-use report::{Record, relative_error, worst_error};
-
-/// For how long each problem's speed is measured.
-const BUDGET: Duration = Duration::from_millis(500);
+use evaluate::{Truth, evaluate, solve};
 
 /// Real activations; see `examples/data/README.md`.
 const BUNDLED: &[u8] = include_bytes!("../data/minilm_l2_512.safetensors");
@@ -42,20 +39,35 @@ Without FILE: real activations that come with the example, and a problem of Deep
 
 const FILE_HELP: &str = "\
 Tensors of FILE:
-  q              BF16 or F32  [b, s_q, h_q, d_qk]
-  kv             BF16 or F32  [b, s_k, d_qk]; its first d_v columns are the values if there is no v
-  softmax_scale  F32          [1]
-  v              BF16 or F32  [b, s_k, d_v], optional
-  cache_seqlens  I32          [b], optional; valid keys of each request, all s_k if absent
-  expected_o     BF16 or F32  [b, s_q, h_q, d_v], optional
-  expected_lse   BF16 or F32  [b, h_q, s_q] or [b, s_q, h_q], optional; the first where s_q = h_q
-d_v is the width of v or of expected_o, or else --d-v, or else the usual one: 512, 512, 256, 128
-for d_qk = 576, 512, 320, 128. Inputs in F32 are rounded to BF16, and a note says so. Errors are
-against expected_o and expected_lse, or else Golden, the same problem computed here in f64.
+  q                BF16 or F32  [b, s_q, h_q, d_qk]
+  kv               BF16 or F32  [b, s_k, d_qk] or [b, s_k, h_kv, d_qk]; its first d_v columns are the
+                                values if there is no v
+  softmax_scale    F32          [1]
+and optionally
+  q_nope, q_rope   BF16 or F32  instead of q, its first d_v columns and the others
+  ckv, k_rope      BF16 or F32  instead of kv, its first d_v columns and the others
+  v                BF16 or F32  [b, s_k, d_v] or [b, s_k, h_kv, d_v], as kv is
+  q_indptr         I32          [b + 1], where each request's queries begin; tensors of queries are
+                                then [tokens, ...], not [b, s_q, ...]
+  kv_indptr        I32          [b + 1], where each request's keys begin; tensors of keys are then
+                                [tokens, ...], not [b, s_k, ...]
+  block_table      I32          [b, max_blocks], the pages that hold each request's keys; tensors of
+                                keys are then [pages, page_size, ...]
+  cache_seqlens    I32          [b], valid keys of each request; all that there is room for if absent
+  tail_mask        BOOL or U8   [b, s_q, tail], which of a request's last keys each query sees
+  sink             F32          [h_q], each head's attention sink
+  expected_o       BF16 or F32  [b, s_q, h_q, d_v]
+  expected_lse     BF16 or F32  [b, h_q, s_q] or [b, s_q, h_q], [h_q, tokens] or [tokens, h_q] with
+                                q_indptr; the first where both fit
+Metadata of FILE, optional: causal (\"true\" or \"false\") and window (\"N\"), as the options.
+d_v is the width of a tensor that has it, or else --d-v, or else the usual one: 512, 512, 256, 128,
+128, 64 for d_qk = 576, 512, 320, 192, 128, 64. Inputs in F32 are rounded to BF16, and a note says
+so. Errors are against expected_o and expected_lse, or else Golden, the same problem computed here
+in f64; so too if --causal or --window change what FILE's metadata say, and a note says so.
 
 Tensors of OUT:
-  o              F32          [b, s_q, h_q, d_v]
-  lse            F32          [b, h_q, s_q], natural logarithm
+  o                F32          [b, s_q, h_q, d_v], or [tokens, h_q, d_v] with q_indptr
+  lse              F32          [b, h_q, s_q], or [h_q, tokens]; natural logarithm
 A row that sees no key has o = 0 and lse = +inf.
 
 Exit code: 0, or 2 with one line on stderr if a file or an option is no good.";
@@ -87,11 +99,15 @@ struct Args {
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
     threads: Option<usize>,
 
-    /// Let query position j see only the first len - (s_q - 1 - j) keys
+    /// Let query position j of n see only the first len - (n - 1 - j) keys
     #[arg(long)]
     causal: bool,
 
-    /// Width of a value, where FILE has neither v nor expected_o [default: see below]
+    /// Hide from query position j the keys more than N - 1 before its own, len - n + j
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    window: Option<usize>,
+
+    /// Width of a value, where no tensor of FILE has it [default: see below]
     #[arg(long, value_name = "N", requires = "file")]
     d_v: Option<usize>,
 
@@ -160,8 +176,9 @@ fn run(args: &Args) -> Result<(), String> {
     if let Some(path) = &args.file {
         let rescale = args.rescale.unwrap_or_default();
         engine.options.rescale = rescale;
-        let case = Case::read(path, args.d_v)?;
-        let problem = case.problem(args.causal);
+        let mut case = file::read(path, args.d_v)?;
+        case.restrict(args.causal, args.window);
+        let problem = case.problem();
         Plan::new(&problem).map_err(|e| format!("{}: {e}", path.display()))?;
         if let Some(output) = &args.output {
             if output
@@ -170,27 +187,26 @@ fn run(args: &Args) -> Result<(), String> {
             {
                 return Err(format!("{} is the problem itself", output.display()));
             }
-            let (o, lse) = solve(&mut engine, &problem).map_err(line)?;
-            file::write(output, case.shape, &o, &lse)?;
+            let (o, lse) = solve(&mut engine, &case).map_err(line)?;
+            file::write(output, &case, &o, &lse)?;
         }
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
         report(args, &mut engine, &[rescale], [(name.into_owned(), case)])?;
     } else {
-        let mut bundled = Case::parse(BUNDLED, None)?;
-        if args.causal {
-            // What the file expects was computed without a mask.
-            (bundled.expected_o, bundled.expected_lse) = (None, None);
-        }
         let both = [Rescale::Exact, Rescale::Compensated];
         let rescales = args
             .rescale
             .as_ref()
             .map_or(&both[..], std::slice::from_ref);
         let cases = [
-            ("minilm_l2_512".to_owned(), bundled),
-            ("deepseek_v3_s_q1".to_owned(), deepseek_v3(1)),
-            ("deepseek_v3_s_q2".to_owned(), deepseek_v3(2)),
+            ("minilm_l2_512", file::parse(BUNDLED, None)?),
+            ("deepseek_v3_s_q1", deepseek_v3(1)),
+            ("deepseek_v3_s_q2", deepseek_v3(2)),
         ];
+        let cases = cases.map(|(name, mut case)| {
+            case.restrict(args.causal, args.window);
+            (name.to_owned(), case)
+        });
         report(args, &mut engine, rescales, cases)?;
     }
     Ok(())
@@ -216,11 +232,10 @@ fn report(
         for note in &case.notes {
             tell("note", note);
         }
-        let problem = case.problem(args.causal);
-        let truth = Truth::of(&case, &problem).map_err(line)?;
+        let truth = Truth::of(&case).map_err(line)?;
         for &rescale in rescales {
             engine.options.rescale = rescale;
-            let record = evaluate(engine, &name, &problem, &truth).map_err(line)?;
+            let record = evaluate(engine, &name, &case, &truth).map_err(line)?;
             if args.json {
                 print(&record.json())?;
             } else {
@@ -232,67 +247,6 @@ fn report(
         print(&format_args!("\n{}", report::LEGEND))?;
     }
     Ok(())
-}
-
-/// What results are compared with.
-struct Truth<'a> {
-    name: &'static str,
-    o: Cow<'a, [f64]>,
-    lse: Option<Cow<'a, [f64]>>,
-    base_error: f64,
-}
-
-impl<'a> Truth<'a> {
-    /// What the case expects, or else Golden.
-    fn of(case: &'a Case, problem: &Problem) -> Result<Self, Error> {
-        let (name, o, golden_lse) = match &case.expected_o {
-            Some(o) => ("expected", Cow::from(o), None),
-            None => {
-                let (o, lse) = reference::golden(problem)?;
-                ("golden", Cow::from(o), Some(Cow::from(lse)))
-            }
-        };
-        Ok(Self {
-            name,
-            lse: case.expected_lse.as_ref().map(Cow::from).or(golden_lse),
-            base_error: relative_error(&reference::base(problem)?, &o),
-            o,
-        })
-    }
-}
-
-fn evaluate<'a>(
-    engine: &mut Engine,
-    name: &'a str,
-    problem: &Problem,
-    truth: &Truth,
-) -> Result<Record<'a>, Error> {
-    let (o, lse) = solve(engine, problem)?;
-    Ok(Record {
-        problem: name,
-        shape: problem.shape,
-        causal: problem.causal,
-        options: engine.options,
-        threads: engine.threads(),
-        reference: truth.name,
-        error: relative_error(&o, &truth.o),
-        base_error: truth.base_error,
-        worst: worst_error(&o, &truth.o),
-        lse_error: truth.lse.as_ref().map(|truth| worst_error(&lse, truth)),
-        measured: engine.measure(problem, BUDGET)?,
-    })
-}
-
-/// `o` `[b, s_q, h_q, d_v]` and `lse` `[b, h_q, s_q]`.
-fn solve(engine: &mut Engine, problem: &Problem) -> Result<(Vec<f32>, Vec<f32>), Error> {
-    let shape = problem.shape;
-    let rows = shape.b * shape.s_q * shape.h_q;
-    let (mut o, mut lse) = (vec![0.0; rows * shape.d_v], vec![0.0; rows]);
-    engine.run(
-        problem,
-        Output::dense(shape, Elements::F32(&mut o), &mut lse),
-    )?;
-    Ok((o, lse))
 }
 
 /// A decode step of DeepSeek-V3: absorbed queries over a cache of 4096 keys.
@@ -311,18 +265,12 @@ fn deepseek_v3(s_q: usize) -> Case {
         let values = StandardNormal.sample_iter(&mut rng).take(len);
         values.map(bf16::from_f32).collect()
     };
-    Case {
-        shape,
-        q: normal(s_q * shape.h_q * shape.d_qk),
-        kv: normal(shape.s_k * shape.d_qk),
-        v: None,
-        cache_seqlens: None,
-        // Keys are 192 wide before absorption.
-        softmax_scale: 192_f32.sqrt().recip(),
-        expected_o: None,
-        expected_lse: None,
-        notes: Vec::new(),
-    }
+    let (q, kv) = (
+        normal(s_q * shape.h_q * shape.d_qk),
+        normal(shape.s_k * shape.d_qk),
+    );
+    // Keys are 192 wide before absorption.
+    Case::dense(shape, q, kv, 192_f32.sqrt().recip())
 }
 
 fn line(e: impl Display) -> String {

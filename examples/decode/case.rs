@@ -1,0 +1,225 @@
+//! A problem that owns its tensors.
+
+use std::ops::Range;
+
+use amla::{Data, Pages, Problem, Shape, TailMask, Tensor};
+use half::bf16;
+
+/// A problem that owns its tensors, each contiguous.
+pub struct Case {
+    pub shape: Shape,
+    pub q: Vec<bf16>,
+    pub q_rope: Option<Vec<bf16>>,
+    /// Runs from 0 to the number of queries.
+    pub q_indptr: Option<Vec<i32>>,
+    pub kv: Vec<bf16>,
+    pub k_rope: Option<Vec<bf16>>,
+    pub v: Option<Vec<bf16>>,
+    pub pages: Option<Table>,
+    pub kv_indptr: Option<Vec<i32>>,
+    pub cache_seqlens: Option<Vec<i32>>,
+    pub causal: bool,
+    pub window: Option<usize>,
+    pub tail_mask: Option<Tail>,
+    pub sink: Option<Vec<f32>>,
+    pub softmax_scale: f32,
+    /// `[b, s_q, h_q]` of the outputs: `[1, tokens, h_q]` with `q_indptr`.
+    pub rows: [usize; 3],
+    /// `rows x d_v`
+    pub expected_o: Option<Vec<f64>>,
+    /// `rows`, but heads before positions.
+    pub expected_lse: Option<Vec<f64>>,
+    /// What the user should know about the case.
+    pub notes: Vec<String>,
+}
+
+/// Where the pages are, `[b, max_blocks]`.
+pub struct Table {
+    pub entries: Vec<i32>,
+    pub max_blocks: usize,
+    pub page_size: usize,
+    pub pages: usize,
+}
+
+/// A tail mask, `tail / 64` words rounded up for each query.
+pub struct Tail {
+    pub words: Vec<u64>,
+    pub tail: usize,
+}
+
+impl Case {
+    /// A problem over dense tensors, every key visible to every query.
+    pub fn dense(shape: Shape, q: Vec<bf16>, kv: Vec<bf16>, softmax_scale: f32) -> Self {
+        Self {
+            rows: [shape.b, shape.s_q, shape.h_q],
+            shape,
+            q,
+            q_rope: None,
+            q_indptr: None,
+            kv,
+            k_rope: None,
+            v: None,
+            pages: None,
+            kv_indptr: None,
+            cache_seqlens: None,
+            causal: false,
+            window: None,
+            tail_mask: None,
+            sink: None,
+            softmax_scale,
+            expected_o: None,
+            expected_lse: None,
+            notes: Vec::new(),
+        }
+    }
+
+    /// Applies the command line's masks. What is expected counts for nothing if it was
+    /// computed without them.
+    pub fn restrict(&mut self, causal: bool, window: Option<usize>) {
+        let more = causal && !self.causal;
+        let other = window.is_some() && window != self.window;
+        self.causal |= causal;
+        self.window = window.or(self.window);
+
+        let changed = match (more, other) {
+            (false, false) => return,
+            (true, false) => "--causal",
+            (false, true) => "--window",
+            (true, true) => "--causal and --window",
+        };
+        let [o, lse] = [self.expected_o.take(), self.expected_lse.take()].map(|x| x.is_some());
+        let expected = match (o, lse) {
+            (false, false) => return,
+            (true, false) => "expected_o was",
+            (false, true) => "expected_lse was",
+            (true, true) => "expected_o and expected_lse were",
+        };
+        self.notes.push(format!(
+            "{expected} computed without {changed}: not compared, errors are against Golden"
+        ));
+    }
+
+    /// The problem, borrowed.
+    pub fn problem(&self) -> Problem<'_> {
+        let s = self.shape;
+        let page = self.pages.as_ref().map(|table| table.page_size);
+        let (positions, keys) = ((s.s_q, s.h_q), (page.unwrap_or(s.s_k), s.h_kv));
+        let whole_or = |rope: &Option<_>| if rope.is_some() { s.d_v } else { s.d_qk };
+        let rope = s.d_qk.saturating_sub(s.d_v);
+        Problem {
+            q: tensor(&self.q, positions, whole_or(&self.q_rope)),
+            q_rope: self.q_rope.as_ref().map(|x| tensor(x, positions, rope)),
+            q_indptr: self.q_indptr.as_deref(),
+            kv: tensor(&self.kv, keys, whole_or(&self.k_rope)),
+            k_rope: self.k_rope.as_ref().map(|x| tensor(x, keys, rope)),
+            v: self.v.as_ref().map(|v| tensor(v, keys, s.d_v)),
+            pages: self.pages.as_ref().map(|table| Pages {
+                block_table: &table.entries,
+                max_blocks: table.max_blocks,
+                page_size: table.page_size,
+                pages: table.pages,
+            }),
+            kv_indptr: self.kv_indptr.as_deref(),
+            cache_seqlens: self.cache_seqlens.as_deref(),
+            causal: self.causal,
+            window: self.window,
+            tail_mask: self.tail_mask.as_ref().map(|mask| TailMask {
+                words: &mask.words,
+                tail: mask.tail,
+            }),
+            sink: self.sink.as_deref(),
+            ..Problem::dense(s, &self.q, &self.kv, self.softmax_scale)
+        }
+    }
+}
+
+/// A tensor that is contiguous in positions or keys and heads.
+fn tensor(data: &[bf16], (inner, heads): (usize, usize), width: usize) -> Tensor<'_> {
+    // Nothing was checked yet, and empty tensors may have dimensions of any size.
+    let row = heads.saturating_mul(width);
+    Tensor {
+        data: Data::Bf16(data),
+        strides: [inner.saturating_mul(row), row, width],
+    }
+}
+
+/// Of a case whose problem was checked.
+impl Case {
+    /// Request and query position of each query, in the outputs' order.
+    pub fn positions(&self) -> impl Iterator<Item = [usize; 2]> {
+        (0..self.shape.b).flat_map(|b| (0..self.queries(b)).map(move |j| [b, j]))
+    }
+
+    /// Floating-point operations of both matrix products, over visible keys only.
+    pub fn flop(&self) -> f64 {
+        let s = self.shape;
+        let keys: usize = self.positions().map(|[b, j]| self.seen(b, j)).sum();
+        2.0 * (s.h_q * (s.d_qk + s.d_v)) as f64 * keys as f64
+    }
+
+    /// How many keys query position `j` of request `b` sees.
+    fn seen(&self, b: usize, j: usize) -> usize {
+        let visible = self.visible(b, j);
+        let Some(mask) = &self.tail_mask else {
+            return visible.len();
+        };
+        let [request, token] = self.token(b, j);
+        let words = mask.tail.div_ceil(64);
+        let words = &mask.words[(request * self.shape.s_q + token) * words..];
+        let hidden = (0..mask.tail).filter(|i| {
+            let key = (self.len(b) + i).checked_sub(mask.tail);
+            words[i / 64] >> (i % 64) & 1 == 0 && key.is_some_and(|key| visible.contains(&key))
+        });
+        visible.len() - hidden.count()
+    }
+
+    /// The keys that query position `j` of request `b` sees, but for those that the
+    /// tail mask hides.
+    fn visible(&self, b: usize, j: usize) -> Range<usize> {
+        let len = self.len(b);
+        // One more than the position's own key.
+        let end = (len + j + 1).saturating_sub(self.queries(b));
+        let start = self.window.map_or(0, |window| end.saturating_sub(window));
+        let end = if self.causal { end } else { len };
+        start.min(end)..end
+    }
+
+    /// Keys of request `b`.
+    fn len(&self, b: usize) -> usize {
+        match (&self.cache_seqlens, &self.kv_indptr) {
+            (Some(lens), _) => usize::try_from(lens[b]).unwrap_or_default(),
+            (None, Some(indptr)) => between(indptr, b).len(),
+            (None, None) => self.shape.s_k,
+        }
+    }
+
+    /// Query positions of request `b`.
+    fn queries(&self, b: usize) -> usize {
+        let indptr = self.q_indptr.as_ref();
+        indptr.map_or(self.shape.s_q, |indptr| between(indptr, b).len())
+    }
+
+    /// Where the position lies in tensors of queries.
+    fn token(&self, b: usize, j: usize) -> [usize; 2] {
+        match &self.q_indptr {
+            Some(indptr) => [0, between(indptr, b).start + j],
+            None => [b, j],
+        }
+    }
+}
+
+/// What offsets leave request `b`.
+fn between(indptr: &[i32], b: usize) -> Range<usize> {
+    let [start, end] = [indptr[b], indptr[b + 1]].map(|x| usize::try_from(x).unwrap_or_default());
+    start..end
+}
+
+/// `[b, s_q, h_q]` to `[b, h_q, s_q]`.
+pub fn heads_first<T: Copy>(values: &[T], [_, s_q, h_q]: [usize; 3]) -> Vec<T> {
+    (0..values.len())
+        .map(|i| {
+            let (request, head, position) = (i / (h_q * s_q), i / s_q % h_q, i % s_q);
+            values[(request * s_q + position) * h_q + head]
+        })
+        .collect()
+}
