@@ -186,7 +186,9 @@ impl<'a> Group<'a> {
         let from = to.min(*asked);
         *asked = to.max(*asked);
         let to = to.min(from + BLOCK_KEYS);
-        next.gather(self.keys(from..to).map(|[row, _]| row.as_bf16()));
+        next.clear();
+        let problem = self.problem;
+        problem.each_key(self.request, self.head, from..to, |row| next.push(row));
     }
 
     /// Which rows of the panel see each of the block's keys, written to `mask`;
@@ -340,11 +342,12 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                 let (block, panel) = (i / panels, i % panels);
                 let range = group.block(block);
                 if panel == 0 {
-                    let block = group.keys(range.clone());
+                    let (request, head) = (group.request, group.head);
                     if as_they_lie {
-                        keys.gather(block.map(|[row, _]| row.as_bf16()));
+                        keys.clear();
+                        problem.each_key(request, head, range.clone(), |row| keys.push(row));
                     } else {
-                        put_together(isa, problem.k_widths(), block, gm);
+                        put_together(isa, problem.k_widths(), group.keys(range.clone()), gm);
                     }
                     if direct {
                         group.ahead(range.end + LEAD, &mut asked, &mut next);
@@ -384,8 +387,9 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                 let (block, panel) = (i / panels, i % panels);
                 if panel == 0 {
                     let range = group.block(block);
-                    let block = group.values(range.clone());
-                    values.gather(block.map(|row| row.as_bf16()));
+                    let (request, head) = (group.request, group.head);
+                    values.clear();
+                    problem.each_value(request, head, range.clone(), |row| values.push(row));
                     if direct {
                         group.ahead(asked + AHEAD, &mut asked, &mut next);
                     } else if group.rows.len() <= FEW_ROWS {

@@ -49,8 +49,18 @@ impl<'a> Rows<'a> {
 
     /// Takes `rows` instead; at most one block of them.
     pub fn gather(&mut self, rows: impl Iterator<Item = &'a [bf16]>) {
+        self.clear();
+        rows.for_each(|row| self.push(row));
+    }
+
+    /// Forgets all rows.
+    pub const fn clear(&mut self) {
         self.len = 0;
-        for (slot, row) in self.rows.iter_mut().zip(rows) {
+    }
+
+    /// Takes one more, unless the block is full.
+    pub fn push(&mut self, row: &'a [bf16]) {
+        if let Some(slot) = self.rows.get_mut(self.len) {
             *slot = row;
             self.len += 1;
         }

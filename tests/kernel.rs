@@ -62,7 +62,10 @@ fn says_which_backends_run() {
 
 fn dims(backend: Backend) {
     for &dims in SUPPORTED_DIMS {
-        Case::new(1, 1, 700, 5, dims).check(backend);
+        for h_q in [1, 2, 3, 5, 8, 9] {
+            Case::new(1, 1, 300, h_q, dims).check(backend);
+        }
+        Case::new(1, 1, 700, 70, dims).check(backend);
     }
 }
 

@@ -132,24 +132,25 @@ pub(super) fn pv<const D_V: usize>(
     next: &[&[bf16]],
     o: &mut [OStrip],
 ) -> Strips {
-    // One row of narrow values is no reason for another tile.
-    let whole = D_V.is_multiple_of(8 * PIECE);
     let c2 = Few {
         call,
         p,
         values: values.as_slice(),
     };
-    let steps = |pieces| D_V / (pieces * PIECE) * c2.values.len().div_ceil(2);
+    // As many pieces as there are registers for, and columns.
     match call.rows {
-        0 | 1 if whole => pv_rows::<1, 0, 8>(&c2, &mut Ahead::of(next, steps(8)), D_V, o),
-        0 | 1 => pv_rows::<1, 0, 4>(&c2, &mut Ahead::of(next, steps(4)), D_V, o),
-        2 => pv_rows::<2, 0, 4>(&c2, &mut Ahead::of(next, steps(4)), D_V, o),
-        3 => pv_rows::<3, 0, 4>(&c2, &mut Ahead::of(next, steps(4)), D_V, o),
-        4 => pv_rows::<4, 0, 2>(&c2, &mut Ahead::of(next, steps(2)), D_V, o),
-        5 => pv_rows::<5, 0, 2>(&c2, &mut Ahead::of(next, steps(2)), D_V, o),
-        6 => pv_rows::<6, 0, 2>(&c2, &mut Ahead::of(next, steps(2)), D_V, o),
-        7 => pv_rows::<4, 3, 2>(&c2, &mut Ahead::of(next, steps(2)), D_V, o),
-        _ => pv_rows::<4, 4, 2>(&c2, &mut Ahead::of(next, steps(2)), D_V, o),
+        0 | 1 if D_V.is_multiple_of(8 * PIECE) => pv_rows::<1, 0, 8>(&c2, next, D_V, o),
+        0 | 1 if D_V.is_multiple_of(4 * PIECE) => pv_rows::<1, 0, 4>(&c2, next, D_V, o),
+        2 if D_V.is_multiple_of(4 * PIECE) => pv_rows::<2, 0, 4>(&c2, next, D_V, o),
+        3 if D_V.is_multiple_of(4 * PIECE) => pv_rows::<3, 0, 4>(&c2, next, D_V, o),
+        0 | 1 => pv_rows::<1, 0, 2>(&c2, next, D_V, o),
+        2 => pv_rows::<2, 0, 2>(&c2, next, D_V, o),
+        3 => pv_rows::<3, 0, 2>(&c2, next, D_V, o),
+        4 => pv_rows::<4, 0, 2>(&c2, next, D_V, o),
+        5 => pv_rows::<5, 0, 2>(&c2, next, D_V, o),
+        6 => pv_rows::<6, 0, 2>(&c2, next, D_V, o),
+        7 => pv_rows::<4, 3, 2>(&c2, next, D_V, o),
+        _ => pv_rows::<4, 4, 2>(&c2, next, D_V, o),
     }
 }
 
@@ -164,10 +165,12 @@ struct Few<'a> {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn pv_rows<const FIRST: usize, const THEN: usize, const PIECES: usize>(
     c2: &Few<'_>,
-    ahead: &mut Ahead<'_>,
+    next: &[&[bf16]],
     d_v: usize,
     o: &mut [OStrip],
 ) -> Strips {
+    let visits = d_v / (PIECES * PIECE);
+    let ahead = &mut Ahead::of(next, visits * c2.values.len().div_ceil(2));
     let strips = PIECES * PIECE / STRIP;
     let mut left = 0;
     for (visit, o) in o[..d_v / STRIP].chunks_mut(strips).enumerate() {
