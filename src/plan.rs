@@ -487,7 +487,7 @@ fn with_sink(inverse: f32, log2: f64, sink: f32) -> f32 {
     if sink == f32::NEG_INFINITY {
         return inverse;
     }
-    if log2 == f64::NEG_INFINITY || inverse == 0.0 {
+    if (log2 == f64::NEG_INFINITY || inverse == 0.0) && !sink.is_nan() {
         // The sink has all the weight.
         return 0.0;
     }

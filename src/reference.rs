@@ -779,6 +779,7 @@ fn one_row<T: Real>(
         attend(&row, o)
     };
     let visible = problem.visible(b, j);
+    let visible_keys = visible.clone();
     let total = if split {
         let span = problem.span(b);
         let mut splits = splits(span.len())
@@ -804,9 +805,16 @@ fn one_row<T: Real>(
             let share = (1.0 + exp(sink - total)).recip();
             o.iter_mut()
                 .for_each(|o| *o = T::round((*o).into() * share));
-        } else if sink > f64::NEG_INFINITY {
-            // The sink has all the weight.
+        } else if sink != f64::NEG_INFINITY {
+            // The sink has all the weight: what is finite comes to nothing.
             o.fill(0.0.into());
+            let weight = T::round(if sink.is_nan() { sink } else { 0.0 });
+            let mut row = [bf16::ZERO; MAX_D_QK];
+            for k in visible_keys.filter(|&k| problem.sees(b, j, k)) {
+                let value = problem.value(b, h / s.group(), k);
+                let value = as_bf16([value, format::Row::EMPTY], [s.d_v, 0], &mut row);
+                axpy(o, weight, value);
+            }
         }
     }
     *lse = T::round(if total == f64::NEG_INFINITY {

@@ -3,7 +3,7 @@
 #[macro_use]
 mod common;
 
-use amla::{BLOCK_KEYS, Backend, BackendId, SUPPORTED_DIMS};
+use amla::{BLOCK_KEYS, Backend, BackendId, Problem, SUPPORTED_DIMS, reference};
 use common::{Case, frobenius, modes};
 use half::bf16;
 
@@ -32,6 +32,7 @@ suites![
     ties_with_hidden_keys,
     rows_that_see_nothing_of_a_split,
     masked_by_the_smallest_number,
+    sinks_where_scores_are_minus_infinity,
     non_finite_q,
     non_finite_k,
     non_finite_v,
@@ -319,6 +320,37 @@ fn rows_that_see_nothing_of_a_split(backend: Backend) {
             case.key(0, k)[3] = bf16::NEG_INFINITY;
         }
         case.check(backend);
+    }
+}
+
+/// The sink has all the weight; 0 times what isn't finite is NaN all the same.
+fn sinks_where_scores_are_minus_infinity(backend: Backend) {
+    let mut case = Case::new(1, 1, 3, 3, SMALL).separate_v();
+    case.q.fill(bf16::ONE);
+    case.kv.fill(bf16::NEG_INFINITY);
+    case.value(0, 1)[7] = bf16::INFINITY;
+    let problem = Problem {
+        sink: Some(&[0.5, f32::NEG_INFINITY, f32::NAN]),
+        ..case.problem()
+    };
+    let (mut want, mut lse) = (vec![0.0; 3 * 128], vec![0.0; 3]);
+    reference::golden(&problem, &mut want, &mut lse).unwrap();
+    assert!(
+        want[..128]
+            .iter()
+            .enumerate()
+            .all(|(i, x)| *x == 0.0 || i == 7 && x.is_nan())
+    );
+    assert!(want[128..].iter().all(|x| x.is_nan()));
+    for options in modes(backend) {
+        let (o, lse) = common::run(&problem, case.sizes(), &options);
+        for (got, want) in o.iter().zip(&want) {
+            assert!(
+                f64::from(*got) == *want || got.is_nan() && want.is_nan(),
+                "{got} {want}"
+            );
+        }
+        assert!(lse.iter().all(|x| x.is_nan()));
     }
 }
 
