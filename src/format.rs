@@ -367,7 +367,8 @@ pub fn encode_model1(row: &[bf16], bytes: &mut [u8], scales: &mut [u8]) -> Resul
     Ok(())
 }
 
-/// Encodes a row by its largest magnitude over 127, and returns that scale.
+/// Encodes a row by its largest magnitude over 127, and returns that scale. INT8 has no
+/// NaN, which becomes 0; an infinity makes the scale one, and the whole row NaN.
 ///
 /// # Errors
 /// [`Error::WrongLength`] unless there are as many `values` as numbers.

@@ -167,16 +167,21 @@ impl Plan {
     /// The part of a problem that a task computes.
     fn locate<'a>(&self, problem: &'a Problem<'a>, task: usize) -> Group<'a> {
         let heads = self.shape.h_kv;
-        let of_request = |b| heads * Cut::of(problem, b).tasks();
+        // The positions of a request are alike, and perhaps the requests are.
+        let positions = problem.sparse.map_or(1, |_| self.shape.s_q);
+        let each = |request| heads * Cut::of(problem, problem.unit(request, 0).0).tasks();
         let (mut request, mut rest) = (0, task);
         if is_uniform(problem) {
-            let each = of_request(0);
-            (request, rest) = (task / each, task % each);
+            let tasks = positions * each(0);
+            (request, rest) = (task / tasks, task % tasks);
         }
-        while rest >= of_request(request) {
-            rest -= of_request(request);
+        while rest >= positions.saturating_mul(each(request)) {
+            rest -= positions * each(request);
             request += 1;
         }
+        let position = rest / each(request);
+        rest %= each(request);
+        let (request, _) = problem.unit(request, position);
         let cut = Cut::of(problem, request);
         let (head, rest) = (rest / cut.tasks(), rest % cut.tasks());
         let splits = cut.splits().len();

@@ -108,7 +108,8 @@ pub struct Problem<'a> {
     /// The queries' rotary part, `[b, s_q, h_q, d_qk - d_v]`, if it lies apart.
     pub q_rope: Option<Tensor<'a>>,
     /// Where each request's queries begin in `q`, `[b + 1]`; request `i` has
-    /// `q_indptr[i + 1] - q_indptr[i]` positions, at most `s_q`.
+    /// `q_indptr[i + 1] - q_indptr[i]` positions, at most `s_q`. Tokens before the first
+    /// are nobody's: their outputs are left as they were.
     pub q_indptr: Option<&'a [i32]>,
     /// Cache, `[b, s_k, h_kv, d_qk]`, or `d_v` columns of it if `k_rope` has the others;
     /// unless `v` is given, its first `d_v` columns are the values.
@@ -127,7 +128,8 @@ pub struct Problem<'a> {
     /// Whether query `j` of a request's `n` sees only the first `len - (n - 1 - j)`
     /// keys, the last of which is its own.
     pub causal: bool,
-    /// How many keys a query sees at most, its own, `len - n + j`, and those before.
+    /// How far back a query sees: its own key, `len - n + j`, and so many less one before
+    /// it. Later keys are for `causal` to hide.
     pub window: Option<usize>,
     /// Which of the last keys each query sees; instead of `causal`.
     pub tail_mask: Option<TailMask<'a>>,
@@ -526,8 +528,8 @@ impl<'a> Problem<'a> {
     /// The first argument found at fault.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.check_sizes()?;
-        // Without pages or keys there is nothing to see, and b may be huge.
-        if self.pages.is_none() || self.shape.s_k == 0 {
+        // Without a table or keys there is nothing to see, and b may be huge.
+        if self.pages.is_none() || self.sparse.is_some() || self.shape.s_k == 0 {
             return Ok(());
         }
         (0..self.shape.b).try_for_each(|b| self.check_pages(b))

@@ -131,8 +131,15 @@ fn textbook(row: &Row, o: &mut [f64]) -> f64 {
     // The first pass.
     let mut m = f64::NEG_INFINITY;
     let mut key = [bf16::ZERO; MAX_D_QK];
+    let mut nan = false;
     for k in row.keys.clone().filter(|&k| row.sees(k)) {
-        m = m.max(scale * dot::<f64>(row.q, row.key(k, &mut key)));
+        let s = scale * dot::<f64>(row.q, row.key(k, &mut key));
+        m = m.max(s);
+        nan |= s.is_nan();
+    }
+    if m == f64::NEG_INFINITY && !nan {
+        o.fill(f64::NAN);
+        return m;
     }
     // The second.
     o.fill(0.0);
@@ -801,7 +808,7 @@ fn one_row<T: Real>(
     };
     if let Some(sink) = problem.sink {
         let sink = f64::from(sink[h]);
-        if total > f64::NEG_INFINITY {
+        if total != f64::NEG_INFINITY {
             let share = (1.0 + exp(sink - total)).recip();
             o.iter_mut()
                 .for_each(|o| *o = T::round((*o).into() * share));

@@ -425,6 +425,17 @@ fn merging_nothing() {
     }
 }
 
+/// At once, however often.
+#[test]
+fn merging_no_rows() {
+    let shape = Shape {
+        b: 1 << 60,
+        h_q: 0,
+        ..SMALL
+    };
+    assert_eq!(into(&shape, &mut [], &mut [], &[], Lse::default()), Ok(()));
+}
+
 #[test]
 fn merging_refuses_other_lengths() {
     let (mut o, mut lse) = ([1.0; 4], [1.0; 2]);

@@ -32,6 +32,7 @@ suites![
     ties_with_hidden_keys,
     rows_that_see_nothing_of_a_split,
     masked_by_the_smallest_number,
+    sinks_beside_nan,
     sinks_where_scores_are_minus_infinity,
     non_finite_q,
     non_finite_k,
@@ -320,6 +321,23 @@ fn rows_that_see_nothing_of_a_split(backend: Backend) {
             case.key(0, k)[3] = bf16::NEG_INFINITY;
         }
         case.check(backend);
+    }
+}
+
+/// A NaN score is no sink's to hide.
+fn sinks_beside_nan(backend: Backend) {
+    let mut case = Case::new(1, 1, 4, 2, SMALL);
+    case.key(0, 1)[3] = bf16::NAN;
+    let problem = Problem {
+        sink: Some(&[0.5, f32::INFINITY]),
+        ..case.problem()
+    };
+    let (mut want, mut lse) = (vec![0.0; 2 * 128], vec![0.0; 2]);
+    reference::golden(&problem, &mut want, &mut lse).unwrap();
+    assert!(want.iter().chain(&lse).all(|x| x.is_nan()));
+    for options in modes(backend) {
+        let (o, lse) = common::run(&problem, case.sizes(), &options);
+        assert!(o.iter().chain(&lse).all(|x| x.is_nan()));
     }
 }
 

@@ -601,7 +601,34 @@ fn huge_shapes_are_planned_at_once() {
             },
             extra: None,
         });
-        assert_eq!(Plan::new(&problem).unwrap().tasks(), shape.b * shape.s_q);
+        let plan = Plan::new(&problem).unwrap();
+        assert_eq!(plan.tasks(), shape.b * shape.s_q);
+        // The last task is found as quickly, with lengths or without.
+        let mut partial = vec![0.0; plan.partial_len()];
+        let last = plan.tasks() - 1;
+        let options = Options::default();
+        run_task(
+            &problem,
+            &options,
+            &plan,
+            last,
+            &mut workspace(),
+            &mut partial,
+        )
+        .unwrap();
+        if shape.b == 1 {
+            problem.sparse.as_mut().unwrap().indices.topk_length = Some(&[1]);
+            let plan = Plan::new(&problem).unwrap();
+            run_task(
+                &problem,
+                &options,
+                &plan,
+                last,
+                &mut workspace(),
+                &mut partial,
+            )
+            .unwrap();
+        }
         problem.sparse = None;
         problem.shape.s_k = 0;
         problem.pages = Some(Pages {
