@@ -34,12 +34,7 @@ pub fn decode_on_rayon<W: BorrowMut<Workspace> + Send>(
     output.check(problem.q_dims(), &problem.shape)?;
     plan.check_partials(partials)?;
     let len = plan.partial_len();
-    let queue = Mutex::new(
-        partials
-            .chunks_mut(len.max(1))
-            .enumerate()
-            .take(plan.tasks()),
-    );
+    let queue = Mutex::new(partials.chunks_mut(len).enumerate().take(plan.tasks()));
     let next = || {
         // Nothing panics while it is held.
         let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);

@@ -15,12 +15,15 @@
 //! # Outputs
 //!
 //! `o` is dense `[b, s_q, h_q, d_v]`; `lse`, the natural logarithm of the sum of the exponentials of the scaled scores, is
-//! dense `[b, h_q, s_q]`. Their lengths must be exactly that.
+//! dense `[b, h_q, s_q]`. With ragged queries (`q_indptr`), `b` is 1 and `s_q` the tokens. Their lengths must be exactly
+//! that.
 //!
 //! # What they share
 //!
-//! * A row sees the keys below `len - (s_q - 1 - j)` if causal, else those below `len`, as [`Problem`] says. Other keys and
-//!   their values are never read, so whatever lies there can't leak.
+//! * A row sees the keys that [`Problem`] says: below `len`, and left by the causal mask, the window, the tail mask or the
+//!   choice of sparse attention. Other keys and their values take no part, so whatever lies there can't leak.
+//! * Rows that aren't stored as BF16 are rounded to it first, as in the kernel.
+//! * A sink adds to the sum that O is divided by, not to lse.
 //! * A row that sees no key gets `O = 0` and `lse = +inf`.
 //! * Other than that, non-finite values go through as IEEE 754 arithmetic has it: a score of NaN or +inf makes its row NaN,
 //!   one of -inf weighs nothing (but 0 times an infinite value is NaN), a NaN in V makes that column NaN. A row whose visible

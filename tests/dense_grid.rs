@@ -26,7 +26,7 @@ suites![
     dense_grid,
     #[ignore = "minutes: run with --release"]
     dense_grid_ci,
-    #[ignore = "an hour: run with --release"]
+    #[ignore = "ten minutes with AVX-512, more without: run with --release"]
     dense_grid_full,
 ];
 
@@ -75,7 +75,7 @@ fn points() -> Vec<Point> {
     points
 }
 
-/// Every `n`-th, beginning with a prime number's worth of shuffling.
+/// So many of them, the same in every run.
 fn sample(mut points: Vec<Point>, n: usize) -> Vec<Point> {
     points.shuffle(&mut ChaCha8Rng::seed_from_u64(11));
     points.truncate(n);

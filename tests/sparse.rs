@@ -377,8 +377,11 @@ fn chosen_from_requests(backend: Backend) {
     let got = common::run(&sparse(case.problem()), case.sizes(), &options);
     let (mut o, mut lse) = (vec![0.0; got.0.len()], vec![0.0; got.1.len()]);
     reference::golden(&sparse(case.problem()), &mut o, &mut lse).unwrap();
+    // Each weight is rounded by 2^-9, above the line and below it.
+    let largest = case.kv.iter().map(|x| x.to_f64().abs()).fold(0.0, f64::max);
     for (got, want) in got.0.iter().zip(&o) {
-        assert!((f64::from(*got) - want).abs() < 2e-2, "{got} {want}");
+        let limit = largest / 256.0;
+        assert!((f64::from(*got) - want).abs() <= limit, "{got} {want}");
     }
     // The request without keys.
     assert!(got.0[40 * 128..80 * 128].iter().all(|&x| x == 0.0));

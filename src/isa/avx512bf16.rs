@@ -426,7 +426,8 @@ fn exponentiate<const MASKED: bool, const LOW: bool>(
         .iter()
         .enumerate()
     {
-        // Loops, not closures: those don't inherit the features.
+        // A loop, not `map`: a function without the features would take the vectors by way
+        // of memory.
         let mut prob = [_mm512_setzero_ps(); 2];
         for i in 0..2 {
             let below = _mm512_sub_ps(load(&s[i].as_chunks().0[v]), max);

@@ -1,5 +1,5 @@
 //! C1 and C2 for up to [`FEW_ROWS`] rows, where memory limits as much as the dots
-//! do: nothing is packed but Q, and all that is read is asked for a block ahead.
+//! do: nothing is packed but Q, and meanwhile memory is asked for rows to come.
 //!
 //! | kernel | register tile | streams |
 //! |---|---|---|
