@@ -356,6 +356,19 @@ impl<'a> Problem<'a> {
         }
     }
 
+    /// [`locate`](Self::locate) for one key.
+    fn locate_one(&self, b: usize, k: usize) -> [usize; 2] {
+        match (&self.pages, self.kv_indptr) {
+            (Some(pages), _) => {
+                let page = pages.block_table[b * pages.max_blocks + k / pages.page_size];
+                let page = usize::try_from(page).unwrap_or_default();
+                [page, k % pages.page_size]
+            }
+            (None, Some(indptr)) => [0, between(indptr, b).start + k],
+            (None, None) => [b, k],
+        }
+    }
+
     /// Width of the columns that `q` and `kv` hold, and of their rotary parts.
     pub(crate) fn q_widths(&self) -> [usize; 2] {
         widths(&self.shape, self.q_rope.is_some())
@@ -432,22 +445,28 @@ impl<'a> Problem<'a> {
         head: usize,
         keys: Range<usize>,
     ) -> impl Iterator<Item = Row<'a>> + use<'a> {
-        let width = self.shape.d_v;
         let problem = *self;
-        self.places(b, keys).map(move |place| {
-            let (tensor, [outer, token]) = match place {
-                Some(Place::Cache(at)) => (problem.v.as_ref().unwrap_or(&problem.kv), at),
-                Some(Place::Extra(at)) => (problem.extra(), at),
-                None => return Row::Bf16(&ZEROS[..width]),
-            };
-            tensor.row([outer, token, head], width)
-        })
+        self.places(b, keys)
+            .map(move |place| problem.value_at(place, head))
     }
 
     /// Value `k` of request `b` for a KV head.
     pub(crate) fn value(&self, b: usize, head: usize, k: usize) -> Row<'a> {
-        let mut values = self.values(b, head, k..k + 1);
-        values.next().unwrap_or(Row::EMPTY)
+        let place = match self.sparse {
+            None => Some(Place::Cache(self.locate_one(b, k))),
+            Some(_) => self.place(b, k),
+        };
+        self.value_at(place, head)
+    }
+
+    fn value_at(&self, place: Option<Place>, head: usize) -> Row<'a> {
+        let width = self.shape.d_v;
+        let (tensor, [outer, token]) = match place {
+            Some(Place::Cache(at)) => (self.v.as_ref().unwrap_or(&self.kv), at),
+            Some(Place::Extra(at)) => (self.extra(), at),
+            None => return Row::Bf16(&ZEROS[..width]),
+        };
+        tensor.row([outer, token, head], width)
     }
 
     /// Calls `visit` with keys as they lie in the cache.
