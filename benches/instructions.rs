@@ -1,5 +1,6 @@
 //! Instruction counts under Valgrind, which repeat exactly: every stage, a small
-//! decode and the slice functions of [`amla::bits`], on the portable backend.
+//! decode and the slice functions of [`amla::bits`], on the portable backend and with
+//! AVX2.
 //!
 //! `.ci/instructions` runs this and compares with `benches/instructions.txt`.
 //! Valgrind has no AVX-512, and detection says so; never build this with
@@ -23,84 +24,102 @@ use amla::{
 };
 use iai_callgrind::{library_benchmark, library_benchmark_group, main};
 
-fn options(rescale: Rescale, precision: Precision) -> Options {
+const PORTABLE: BackendId = BackendId::Portable;
+const AVX2: BackendId = BackendId::Avx2;
+
+fn options(id: BackendId, rescale: Rescale, precision: Precision) -> Options {
     Options {
-        backend: Backend::request(BackendId::Portable).unwrap(),
+        backend: Backend::request(id).unwrap(),
         rescale,
         precision,
     }
 }
 
 /// Prepared tiles; leaked, for the process ends after one count.
-fn prepared(rescale: Rescale, precision: Precision) -> Stages<'static> {
+fn prepared(id: BackendId, rescale: Rescale, precision: Precision) -> Stages<'static> {
     let workspace = Box::leak(bytemuck::zeroed_box::<Workspace>());
     let q = common::inputs(1, stages::ROWS * stages::D_QK).leak();
     let kv = common::inputs(2, stages::KEYS * stages::D_QK).leak();
-    Stages::new(options(rescale, precision), workspace, q, kv)
+    Stages::new(options(id, rescale, precision), workspace, q, kv)
 }
 
-fn exact() -> Stages<'static> {
-    prepared(Rescale::Exact, Precision::Bf16)
+fn exact(id: BackendId) -> Stages<'static> {
+    prepared(id, Rescale::Exact, Precision::Bf16)
 }
 
-fn exact_x2() -> Stages<'static> {
-    prepared(Rescale::Exact, Precision::Bf16x2)
+fn exact_x2(id: BackendId) -> Stages<'static> {
+    prepared(id, Rescale::Exact, Precision::Bf16x2)
 }
 
-fn compensated() -> Stages<'static> {
-    prepared(Rescale::Compensated, Precision::Bf16)
+fn compensated(id: BackendId) -> Stages<'static> {
+    prepared(id, Rescale::Compensated, Precision::Bf16)
 }
 
-fn compensated_x2() -> Stages<'static> {
-    prepared(Rescale::Compensated, Precision::Bf16x2)
+fn compensated_x2(id: BackendId) -> Stages<'static> {
+    prepared(id, Rescale::Compensated, Precision::Bf16x2)
 }
 
 #[library_benchmark]
-#[bench::portable(exact())]
+#[bench::portable(exact(PORTABLE))]
+#[bench::avx2(exact(AVX2))]
 fn pack_q(mut s: Stages<'static>) -> Stages<'static> {
     s.pack_q();
     s
 }
 
 #[library_benchmark]
-#[bench::portable(exact())]
+#[bench::portable(exact(PORTABLE))]
+#[bench::avx2(exact(AVX2))]
 fn pack_v(mut s: Stages<'static>) -> Stages<'static> {
     s.pack_v();
     s
 }
 
 #[library_benchmark]
-#[bench::portable(exact())]
+#[bench::portable(exact(PORTABLE))]
+#[bench::avx2(exact(AVX2))]
 fn qk(mut s: Stages<'static>) -> Stages<'static> {
     s.qk();
     s
 }
 
 #[library_benchmark]
-#[bench::portable_exact_bf16_first(exact(), Reference::First)]
-#[bench::portable_exact_bf16_stays(exact(), Reference::Stays)]
-#[bench::portable_exact_bf16_moves(exact(), Reference::Moves)]
-#[bench::portable_exact_bf16x2_stays(exact_x2(), Reference::Stays)]
-#[bench::portable_compensated_bf16_stays(compensated(), Reference::Stays)]
-#[bench::portable_compensated_bf16_moves(compensated(), Reference::Moves)]
-#[bench::portable_compensated_bf16x2_stays(compensated_x2(), Reference::Stays)]
+#[bench::portable_exact_bf16_first(exact(PORTABLE), Reference::First)]
+#[bench::avx2_exact_bf16_first(exact(AVX2), Reference::First)]
+#[bench::portable_exact_bf16_stays(exact(PORTABLE), Reference::Stays)]
+#[bench::avx2_exact_bf16_stays(exact(AVX2), Reference::Stays)]
+#[bench::portable_exact_bf16_moves(exact(PORTABLE), Reference::Moves)]
+#[bench::avx2_exact_bf16_moves(exact(AVX2), Reference::Moves)]
+#[bench::portable_exact_bf16x2_stays(exact_x2(PORTABLE), Reference::Stays)]
+#[bench::avx2_exact_bf16x2_stays(exact_x2(AVX2), Reference::Stays)]
+#[bench::portable_compensated_bf16_stays(compensated(PORTABLE), Reference::Stays)]
+#[bench::avx2_compensated_bf16_stays(compensated(AVX2), Reference::Stays)]
+#[bench::portable_compensated_bf16_moves(compensated(PORTABLE), Reference::Moves)]
+#[bench::avx2_compensated_bf16_moves(compensated(AVX2), Reference::Moves)]
+#[bench::portable_compensated_bf16x2_stays(compensated_x2(PORTABLE), Reference::Stays)]
+#[bench::avx2_compensated_bf16x2_stays(compensated_x2(AVX2), Reference::Stays)]
 fn softmax(mut s: Stages<'static>, reference: Reference) -> Stages<'static> {
     s.softmax(reference);
     s
 }
 
 #[library_benchmark]
-#[bench::portable_first(exact(), Before::Overwrite)]
-#[bench::portable_nothing(exact(), Before::Nothing)]
-#[bench::portable_rescale(exact(), Before::Rescale)]
-#[bench::portable_bf16x2_nothing(exact_x2(), Before::Nothing)]
+#[bench::portable_first(exact(PORTABLE), Before::Overwrite)]
+#[bench::avx2_first(exact(AVX2), Before::Overwrite)]
+#[bench::portable_nothing(exact(PORTABLE), Before::Nothing)]
+#[bench::avx2_nothing(exact(AVX2), Before::Nothing)]
+#[bench::portable_rescale(exact(PORTABLE), Before::Rescale)]
+#[bench::avx2_rescale(exact(AVX2), Before::Rescale)]
+#[bench::portable_bf16x2_nothing(exact_x2(PORTABLE), Before::Nothing)]
+#[bench::avx2_bf16x2_nothing(exact_x2(AVX2), Before::Nothing)]
 fn pv(mut s: Stages<'static>, before: Before) -> Stages<'static> {
     s.pv(before);
     s
 }
 
 #[library_benchmark]
-#[bench::portable(exact())]
+#[bench::portable(exact(PORTABLE))]
+#[bench::avx2(exact(AVX2))]
 fn rescale(mut s: Stages<'static>) -> Stages<'static> {
     s.rescale(-1);
     s
@@ -119,7 +138,7 @@ type Decode = (
 );
 
 /// 16 heads, one position, two blocks of keys.
-fn small() -> Decode {
+fn small(id: BackendId) -> Decode {
     let shape = Shape {
         b: 1,
         s_q: 1,
@@ -133,7 +152,7 @@ fn small() -> Decode {
     let kv = common::inputs(2, shape.s_k * shape.d_qk).leak();
     (
         Problem::dense(shape, q, kv, 1.0 / 24.0),
-        options(Rescale::Exact, Precision::Bf16),
+        options(id, Rescale::Exact, Precision::Bf16),
         Box::leak(bytemuck::zeroed_box::<Workspace>()),
         Output::dense(
             shape,
@@ -144,7 +163,8 @@ fn small() -> Decode {
 }
 
 #[library_benchmark]
-#[bench::portable_small(small())]
+#[bench::portable_small(small(PORTABLE))]
+#[bench::avx2_small(small(AVX2))]
 fn decode_h16(call: Decode) {
     let (problem, options, workspace, output) = call;
     decode(&problem, &options, workspace, output).unwrap();

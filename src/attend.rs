@@ -47,7 +47,7 @@ use half::bf16;
 use crate::bits::{Increment, add_increment_f32, bf16_widen};
 use crate::error::Error;
 use crate::format::Row;
-use crate::isa::{Backend, Isa, Mask, Pv, Rows, Softmax, Strips, Visitor, half_of};
+use crate::isa::{Backend, Isa, Left, Mask, Pv, Rows, Softmax, Strips, Visitor};
 use crate::problem::{Precision, Problem, Rescale};
 use crate::schedule::{SCORE_TILES, Stage, preload};
 use crate::tile::{
@@ -333,6 +333,9 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
     let (mut keys, mut values, mut next) = (Rows::NONE, Rows::NONE, Rows::NONE);
     let as_they_lie = problem.keys_as_they_lie();
     let direct = group.rows.len() <= I::DIRECT_ROWS && problem.values_as_they_lie();
+    let few = group.rows.len() <= FEW_ROWS;
+    // Whether C1 and C2 both ask for keys, or C2 alone.
+    let both = direct && group.rows.len() <= I::ASKING_ROWS;
     let mut asked = group.keys.start + LEAD;
     let mut mask = [0; BLOCK_KEYS];
     let (mut finite, mut all_finite) = (true, true);
@@ -349,7 +352,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     } else {
                         put_together(isa, problem.k_widths(), group.keys(range.clone()), gm);
                     }
-                    if direct {
+                    if both {
                         group.ahead(range.end + LEAD, &mut asked, &mut next);
                     }
                 }
@@ -390,9 +393,9 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     let (request, head) = (group.request, group.head);
                     values.clear();
                     problem.each_value(request, head, range.clone(), |row| values.push(row));
-                    if direct {
+                    if both {
                         group.ahead(asked + AHEAD, &mut asked, &mut next);
-                    } else if group.rows.len() <= FEW_ROWS {
+                    } else if few {
                         // C1 is two items ahead, as the schedule has it.
                         let end = range.end + (SCORE_TILES + 1) * BLOCK_KEYS;
                         group.ahead(end, &mut asked, &mut next);
@@ -414,14 +417,14 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                 };
                 let o = &mut partial.o[panel * strips..][..strips];
                 let left = if direct {
-                    isa.pv_direct::<D_V>(&call, l0a, &values, next.as_slice(), o)
+                    isa.pv_direct::<D_V>(&call, l0a, &values, next.as_slice(), l0b, o)
                 } else if finite {
                     isa.pv::<D_V>(&call, l0a, &l1.v, l0b, o);
-                    0
+                    Left::NOTHING
                 } else {
-                    Strips::MAX
+                    Left::EVERYTHING
                 };
-                if left != 0 {
+                if left != Left::NOTHING {
                     all_finite = false;
                     let mask = group.mask(panel, block, &mut mask);
                     pv_non_finite(isa, group, group.block(block), &call, l0a, mask, left, o);
@@ -458,7 +461,7 @@ fn widen_and_pack<I: Isa, const D_V: usize>(
     non_finite
 }
 
-/// C2 of those strips where V holds an infinity or a NaN: IEEE arithmetic in FP32, and
+/// C2 of what was `left` because V holds an infinity or a NaN: IEEE arithmetic in FP32, and
 /// only over the keys that each row sees.
 #[cold]
 #[expect(clippy::too_many_arguments, reason = "called in one place")]
@@ -469,12 +472,11 @@ fn pv_non_finite<I: Isa>(
     call: &Pv<'_>,
     p: &L0a,
     mask: Option<&Mask>,
-    which: Strips,
+    left: Left,
     o: &mut [OStrip],
 ) {
-    let width = o.len() * STRIP;
-    let chosen = |strip: usize| which & 1 << strip != 0;
-    for (_, o) in o.iter_mut().enumerate().filter(|&(strip, _)| chosen(strip)) {
+    let has = |strips: Strips, strip: usize| strips & 1 << strip != 0;
+    for (_, o) in o.iter_mut().enumerate().filter(|&(i, _)| has(left.all, i)) {
         for (r, o) in o[..call.rows].iter_mut().enumerate() {
             match call.increment {
                 Some(increment) => {
@@ -486,22 +488,26 @@ fn pv_non_finite<I: Isa>(
             }
         }
     }
+    isa.settle(o, call.rows, false);
     let mut value = [bf16::ZERO; MAX_D_V];
-    let value = &mut value[..width];
+    let value = &mut value[..o.len() * STRIP];
     for (k, row) in group.values(keys).enumerate() {
+        let strips = match k {
+            ..Left::TAIL => left.all,
+            _ => left.all | left.tail,
+        };
         isa.widen(&row, value);
         let values = value.as_chunks::<STRIP>().0;
         for r in (0..call.rows).filter(|r| mask.is_none_or(|mask| mask[k] >> r & 1 == 1)) {
-            let mut prob = bf16_widen(half_of(p.high.0[k / 2][r], k));
-            if call.precision == Precision::Bf16x2 {
-                prob += bf16_widen(half_of(p.low.0[k / 2][r], k));
-            }
-            let strips = o.iter_mut().zip(values).enumerate();
-            for (_, (o, value)) in strips.filter(|&(strip, _)| chosen(strip)) {
-                axpy(prob, value, &mut o[r]);
+            let prob = isa.prob(p, call.precision, k, r);
+            for (i, (o, value)) in o.iter_mut().zip(values).enumerate() {
+                if has(strips, i) {
+                    axpy(prob, value, &mut o[r]);
+                }
             }
         }
     }
+    isa.settle(o, call.rows, true);
 }
 
 /// Adds the peaks' residuals, and brings O into the form of [`Partial`].
@@ -520,6 +526,9 @@ fn finish<I: Isa>(
         let (panel, r) = (row / PANEL_ROWS, row % PANEL_ROWS);
         let state = &states[panel];
         let o = &mut partial.o[panel * strips..][..strips];
+        if r == 0 && group.blocks() > 0 {
+            isa.settle(o, group.panel_rows(panel), false);
+        }
         let reference = state.reference[r];
         let (exponent, sum, factor) = match options.rescale {
             Rescale::Exact => {

@@ -13,22 +13,31 @@
 //!
 //! and the packing that feeds them. How to add one: `CONTRIBUTING.md`.
 
+mod ahead;
 mod detect;
 mod fp32;
 mod memory;
 mod portable;
 mod shared;
+mod simd;
 #[cfg(test)]
 mod tests;
+mod v1;
 
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "x86_64")]
 mod avx512bf16;
+#[cfg(target_arch = "x86_64")]
+mod zmm;
 
 use half::bf16;
 
-pub use shared::half_of;
+use shared::half_of;
 
-use crate::bits::Increment;
+use crate::bits::{Increment, bf16_widen};
 use crate::error::Error;
 use crate::format::Row;
 use crate::problem::{Precision, Rescale};
@@ -112,6 +121,27 @@ pub struct Pv<'a> {
 /// A set of strips of O, a bit each.
 pub type Strips = u32;
 
+/// What [`Isa::pv_direct`] left undone because an element of V may not be finite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Left {
+    /// Strips that are as they were.
+    pub all: Strips,
+    /// Strips that lack the keys from [`TAIL`](Self::TAIL) on.
+    pub tail: Strips,
+}
+
+impl Left {
+    /// All is done.
+    pub const NOTHING: Self = Self { all: 0, tail: 0 };
+    /// Nothing is.
+    pub const EVERYTHING: Self = Self {
+        all: Strips::MAX,
+        tail: 0,
+    };
+    /// The first key of a block's second half.
+    pub const TAIL: usize = BLOCK_KEYS / 2;
+}
+
 /// An instruction set's micro-kernels.
 ///
 /// Implementors are capability tokens: holding one proves that the processor
@@ -119,6 +149,8 @@ pub type Strips = u32;
 pub trait Isa: Copy {
     /// Up to so many rows [`pv_direct`](Isa::pv_direct) beats packing V first.
     const DIRECT_ROWS: usize = 0;
+    /// Up to so many rows [`qk`](Isa::qk) asks for the rows to come.
+    const ASKING_ROWS: usize = 0;
 
     /// Writes the first columns of a row as it is stored, rounded to BF16.
     fn widen(self, row: &Row<'_>, out: &mut [bf16]);
@@ -154,6 +186,15 @@ pub trait Isa: Copy {
     /// V1: P, the running state and the increments of one block.
     fn softmax(self, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState);
 
+    /// P of key `k` and row `r` as C2 takes it.
+    fn prob(self, p: &L0a, precision: Precision, k: usize, r: usize) -> f32 {
+        let mut prob = bf16_widen(half_of(p.high.0[k / 2][r], k));
+        if precision == Precision::Bf16x2 {
+            prob += bf16_widen(half_of(p.low.0[k / 2][r], k));
+        }
+        prob
+    }
+
     /// C2: rescales O by integer addition while loading it, and adds `P V`.
     ///
     /// `o` holds `D_V / 64` strips. V must be finite.
@@ -167,19 +208,23 @@ pub trait Isa: Copy {
     );
 
     /// C2 over values that nobody packed, for up to [`DIRECT_ROWS`](Isa::DIRECT_ROWS)
-    /// rows: the same sums in the same order as [`pv`](Isa::pv). Returns the strips
-    /// that it left as they were because an element of V may not be finite. May ask
-    /// for `next`, rows to come.
+    /// rows: the same sums in the same order as [`pv`](Isa::pv). May ask for `next`, rows
+    /// to come.
     fn pv_direct<const D_V: usize>(
         self,
         _call: &Pv<'_>,
         _p: &L0a,
         _values: &Rows<'_>,
         _next: &[&[bf16]],
+        _scratch: &mut L0b,
         _o: &mut [OStrip],
-    ) -> Strips {
-        Strips::MAX
+    ) -> Left {
+        Left::EVERYTHING
     }
+
+    /// Puts the columns of the first rows of O in order, where C2 keeps them in another, or
+    /// `back` into that one.
+    fn settle(self, _o: &mut [OStrip], _rows: usize, _back: bool) {}
 
     /// Adds `increment` to the bits of every element
     /// ([`crate::bits::add_increment_f32`], bit for bit).
@@ -203,19 +248,25 @@ pub trait Isa: Copy {
 pub enum BackendId {
     /// The `wide` crate, with whatever the build's target features allow.
     Portable,
+    /// AVX2 with FMA.
+    Avx2,
+    /// AVX-512 F, BW, DQ and VL.
+    Avx512,
     /// AVX-512 with BF16 dot products (`vdpbf16ps`).
     Avx512Bf16,
 }
 
 impl BackendId {
-    /// All of them, the slowest first.
-    pub const ALL: [Self; 2] = [Self::Portable, Self::Avx512Bf16];
+    /// All of them, the slowest first where instructions issue at the same rate.
+    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
 
     /// The name used on command lines and in reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
             Self::Avx512Bf16 => "avx512bf16",
         }
     }
@@ -226,13 +277,26 @@ impl BackendId {
         Self::ALL.into_iter().find(|id| id.name() == name)
     }
 
+    /// Whether this processor runs an earlier one faster.
+    fn outrun(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        if self == Self::Avx512Bf16 {
+            return detect::slow_bf16_dots();
+        }
+        false
+    }
+
     fn available(self) -> bool {
         match self {
             Self::Portable => true,
             #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => avx2::Avx2::new().is_some(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => zmm::Zmm::new().is_some(),
+            #[cfg(target_arch = "x86_64")]
             Self::Avx512Bf16 => avx512bf16::Avx512Bf16::new().is_some(),
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx512Bf16 => false,
+            Self::Avx2 | Self::Avx512 | Self::Avx512Bf16 => false,
         }
     }
 }
@@ -243,13 +307,13 @@ impl BackendId {
 pub struct Backend(BackendId);
 
 impl Backend {
-    /// The fastest backend of this processor.
+    /// The fastest backend of this processor (`docs/adr/0009`).
     #[must_use]
     pub fn detect() -> Self {
         BackendId::ALL
             .into_iter()
             .rev()
-            .find(|id| id.available())
+            .find(|id| id.available() && !id.outrun())
             .map_or(Self(BackendId::Portable), Self)
     }
 
@@ -304,16 +368,28 @@ impl Backend {
     /// Calls `visitor` with the backend's token; the selection happens here,
     /// once per call of the library.
     pub(crate) fn with<V: Visitor>(self, visitor: V) -> V::Output {
+        #[cfg(target_arch = "x86_64")]
         match self.0 {
-            #[cfg(target_arch = "x86_64")]
-            BackendId::Avx512Bf16 => match avx512bf16::Avx512Bf16::new() {
-                Some(isa) => visitor.visit(isa),
-                // A `Backend` of this kind only exists after detection; were that
-                // ever to change its mind, the portable one is always right.
-                None => visitor.visit(portable::Portable),
-            },
-            _ => visitor.visit(portable::Portable),
+            BackendId::Avx512Bf16 => {
+                if let Some(isa) = avx512bf16::Avx512Bf16::new() {
+                    return visitor.visit(isa);
+                }
+            }
+            BackendId::Avx512 => {
+                if let Some(isa) = zmm::Zmm::new() {
+                    return visitor.visit(isa);
+                }
+            }
+            BackendId::Avx2 => {
+                if let Some(isa) = avx2::Avx2::new() {
+                    return visitor.visit(isa);
+                }
+            }
+            BackendId::Portable => {}
         }
+        // A `Backend` of another kind only exists after detection; were that ever to change
+        // its mind, the portable one is always right.
+        visitor.visit(portable::Portable)
     }
 }
 

@@ -83,6 +83,8 @@ pub type VBuffer = [VStrip; BUFFER_STRIPS];
 pub type STile = Tile<f32, BLOCK_KEYS, PANEL_ROWS>;
 /// Probabilities of one block and panel: key pairs x rows.
 pub type PTile = Tile<u32, BLOCK_PAIRS, PANEL_ROWS>;
+/// Half of the probabilities of one block and panel in FP32: key pairs x keys x rows.
+pub type PTileWhole = [[[f32; PANEL_ROWS]; 2]; BLOCK_PAIRS / 2];
 /// An operand widened to FP32: 96 deep.
 pub type Widened = Tile<f32, BLOCK_PAIRS, PANEL_ROWS>;
 /// Rows of one block, or queries of a panel, as the kernel wants them.
@@ -99,13 +101,29 @@ pub struct L1 {
     pub v: [VBuffer; ascend::KV_BUFFERS],
 }
 
-/// L0A: P of the item in flight.
+/// L0A: P of the item in flight, for backends with BF16 dots as two BF16 parts.
+///
+/// Others take the memory of both as one tile of FP32 ([`whole`](Self::whole)).
 #[repr(C, align(64))]
 pub struct L0a {
     /// P rounded to BF16.
     pub high: PTile,
     /// What that rounding took, rounded to BF16 ([`Precision::Bf16x2`](crate::Precision)).
     pub low: PTile,
+}
+
+impl L0a {
+    /// P as it is, 96 keys x rows in either half. Of each pair of keys the odd one comes
+    /// first, which is the order of the sums.
+    #[must_use]
+    pub fn whole(&self) -> [&PTileWhole; 2] {
+        [&self.high, &self.low].map(|half| bytemuck::cast_ref(&half.0))
+    }
+
+    /// The same, to be written.
+    pub fn whole_mut(&mut self) -> [&mut PTileWhole; 2] {
+        [&mut self.high, &mut self.low].map(|half| bytemuck::cast_mut(&mut half.0))
+    }
 }
 
 /// L0B: operands widened to FP32.

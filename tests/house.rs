@@ -26,7 +26,9 @@ const ORDERED_LAYER: usize = 2;
 const CORE_ONLY: &[&str] = &["bits", "schedule"];
 
 /// Files of `src/isa/` that aren't backends: any backend may use them.
-const COMMON: &[&str] = &["detect", "fp32", "memory", "shared"];
+const COMMON: &[&str] = &[
+    "ahead", "detect", "fp32", "memory", "shared", "simd", "v1", "zmm",
+];
 
 /// Where unsafe code may stand.
 const UNSAFE: &[&str] = &["src/isa/", "ffi/"];

@@ -276,7 +276,9 @@ fn constant_maximum_does_not_drift(backend: Backend) {
     for (options, short) in modes(backend).into_iter().zip(short) {
         let (o, lse) = case.run(&options);
         let long = frobenius(&o, &want);
-        assert!(long <= 1.5 * short, "{long:e}, {short:e}, {options:?}");
+        // Where P isn't rounded, what is left are the sums' own roundings in FP32.
+        let bound = 1.5 * short.max(2e-6);
+        assert!(long <= bound, "{long:e}, {short:e}, {options:?}");
         for (got, want) in lse.iter().zip(&want_lse) {
             assert!((f64::from(*got) - want).abs() < 2e-6);
         }

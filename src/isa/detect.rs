@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "XGETBV")]
 
 #[cfg(target_arch = "x86_64")]
-pub use x86::avx512_bf16;
+pub use x86::{has_avx2, has_avx512, has_avx512_bf16, slow_bf16_dots};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
@@ -10,7 +10,10 @@ mod x86 {
     use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
     const ASKED: u32 = 1;
-    const AVX512_BF16: u32 = 2;
+    const AVX2: u32 = 2;
+    const AVX512: u32 = 4;
+    const AVX512_BF16: u32 = 8;
+    const SLOW_BF16_DOTS: u32 = 16;
 
     /// The answers, so that CPUID (which traps under a hypervisor) runs once.
     /// Racing threads store the same value.
@@ -18,8 +21,24 @@ mod x86 {
 
     /// AVX-512 F, BW, DQ, VL and BF16, with the operating system saving the
     /// registers.
-    pub fn avx512_bf16() -> bool {
+    pub fn has_avx512_bf16() -> bool {
         features() & AVX512_BF16 != 0
+    }
+
+    /// AVX2, FMA and F16C, with the operating system saving the registers.
+    pub fn has_avx2() -> bool {
+        features() & AVX2 != 0
+    }
+
+    /// The same without BF16.
+    pub fn has_avx512() -> bool {
+        features() & AVX512 != 0
+    }
+
+    /// Whether FP32 multiply-adds of 512 bits outrun BF16 dots of 512 bits: on Intel's
+    /// cores, one of which does two of the former per cycle, or half of the latter.
+    pub fn slow_bf16_dots() -> bool {
+        features() & SLOW_BF16_DOTS != 0
     }
 
     fn features() -> u32 {
@@ -36,26 +55,39 @@ mod x86 {
         const fn bit(word: u32, n: u32) -> bool {
             word >> n & 1 != 0
         }
-        let leaves = cpuid(0, 0).eax;
-        if leaves < 7 {
+        let vendor = cpuid(0, 0);
+        let intel = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes);
+        let intel = intel.as_flattened() == b"GenuineIntel";
+        if vendor.eax < 7 {
             return 0;
         }
-        let osxsave = bit(cpuid(1, 0).ecx, 27);
+        let leaf1 = cpuid(1, 0).ecx;
+        let [fma, osxsave, avx, f16c] = [12, 27, 28, 29].map(|n| bit(leaf1, n));
         if !osxsave {
             return 0;
         }
         // SAFETY: XGETBV exists where CPUID reports OSXSAVE, checked above.
         let saved = unsafe { xcr0() };
-        // XMM, YMM, opmask, the upper halves of ZMM0-15, and ZMM16-31.
+        // XMM and YMM.
+        let ymm = saved & 0b110 == 0b110;
+        // And opmask, the upper halves of ZMM0-15, and ZMM16-31.
         let zmm = saved & 0b1110_0110 == 0b1110_0110;
         let leaf7 = cpuid(7, 0);
-        let [f, dq, bw, vl] = [16, 17, 30, 31].map(|n| bit(leaf7.ebx, n));
+        let [integers, f, dq, bw, vl] = [5, 16, 17, 30, 31].map(|n| bit(leaf7.ebx, n));
         let bf16 = leaf7.eax >= 1 && bit(cpuid(7, 1).eax, 5);
-        if zmm && f && dq && bw && vl && bf16 {
-            AVX512_BF16
-        } else {
-            0
+        let on_ymm = ymm && avx && integers && fma && f16c;
+        // The kernels for AVX-512 use the earlier instructions too.
+        let on_zmm = on_ymm && zmm && f && dq && bw && vl;
+        let mut found = 0;
+        for (has, bit) in [
+            (on_ymm, AVX2),
+            (on_zmm, AVX512),
+            (on_zmm && bf16, AVX512_BF16),
+            (intel, SLOW_BF16_DOTS),
+        ] {
+            found |= if has { bit } else { 0 };
         }
+        found
     }
 
     fn cpuid(leaf: u32, sub_leaf: u32) -> CpuidResult {
@@ -81,13 +113,11 @@ mod tests {
     #[test]
     fn agrees_with_std() {
         use std::is_x86_feature_detected as has;
-        assert_eq!(
-            super::avx512_bf16(),
-            has!("avx512f")
-                && has!("avx512bw")
-                && has!("avx512dq")
-                && has!("avx512vl")
-                && has!("avx512bf16")
-        );
+        let on_ymm = has!("avx2") && has!("fma") && has!("f16c");
+        let on_zmm =
+            on_ymm && has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl");
+        assert_eq!(super::has_avx2(), on_ymm);
+        assert_eq!(super::has_avx512(), on_zmm);
+        assert_eq!(super::has_avx512_bf16(), on_zmm && has!("avx512bf16"));
     }
 }

@@ -1,26 +1,153 @@
-//! C1 and C2 for backends that multiply in FP32: the operands of a 64 x 64 x 96
-//! step are widened into L0B, and one outer-product micro-kernel does both.
+//! C1 and C2 for backends that multiply in FP32, over any vectors: the operands of a
+//! 64 x 64 x 96 step are widened into L0B, and one register tile does both.
 //!
 //! The depth of 96 is the paper's baseK in C1. Of each pair the odd element comes
-//! first, as the dot instructions have it: S is then the same to the bit. A widened operand is used 64
-//! times before the next is made, which is what the widening costs: about one
-//! vector instruction in 32.
+//! first, as the dot instructions have it: S is then the same to the bit. The operand
+//! across the lanes is widened by the first tile that needs it, on its way through the
+//! registers, and used 64 times; the other one a few rows at a time, so that
+//! out-of-order execution hides it behind the tile before.
+#![allow(unsafe_code, reason = "loads of single numbers within a register tile")]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "counted loops unroll early, so that accumulators become registers"
+)]
+
+pub mod few;
 
 use half::bf16;
 
-use super::{Pv, Rows};
-use crate::bits::bf16_widen;
-use crate::problem::Precision;
+use super::ahead::LINE;
+use super::simd::{Simd, even, lanes, lanes_mut, odd, pairs};
+use super::{Left, Pv, Rows};
 use crate::tile::{
-    BLOCK_PAIRS, BUFFER_STRIPS, L0a, L0b, OStrip, PANEL_ROWS, QPanel, STRIP, STile, VBuffer,
+    BLOCK_PAIRS, L0a, L0b, OStrip, PANEL_ROWS, PTileWhole, QPanel, STRIP, STile, VBuffer, Widened,
+    ascend,
 };
 
-/// Depth of one step.
-pub const DEPTH: usize = 96;
+/// Pairs of one step.
+const PAIRS: usize = ascend::BASE_K / 2;
+/// Its depth, a pair of which are two.
+const DEPTH: usize = 2 * PAIRS;
+
+/// The operand of which single numbers meet whole vectors: that of the tile's row `m` and
+/// element `h` (the odd one first) of pair `p` lies at `m * ROW + p * PAIR + h * HALF`.
+struct Single<'a, const ROW: usize, const PAIR: usize, const HALF: usize>(&'a [f32]);
+
+/// C1: keys, their odd elements before the even ones.
+type Keys<'a> = Single<'a, DEPTH, 1, PAIRS>;
+/// C2: P, keys x rows.
+type Probabilities<'a> = Single<'a, 1, { 2 * PANEL_ROWS }, PANEL_ROWS>;
+
+/// The operand across the lanes before it is widened, by pairs.
+trait Narrow<S: Simd> {
+    /// Element `h` of pair `p`.
+    type Row<'a>: Copy
+    where
+        Self: 'a;
+    /// How many pairs there are.
+    fn pairs(&self) -> usize;
+    /// Element `h` (the odd one first) of pair `p`.
+    fn row(&self, simd: S, p: usize, h: usize) -> Self::Row<'_>;
+    /// Its vector `v`.
+    fn vector(&self, simd: S, row: Self::Row<'_>, v: usize) -> S::F32;
+}
+
+/// Q: pairs of features.
+struct Queries<'a>(&'a [[u32; PANEL_ROWS]]);
+
+impl<S: Simd> Narrow<S> for Queries<'_> {
+    type Row<'a>
+        = (usize, usize)
+    where
+        Self: 'a;
+
+    #[inline(always)]
+    fn pairs(&self) -> usize {
+        self.0.len()
+    }
+
+    #[inline(always)]
+    fn row(&self, _simd: S, p: usize, h: usize) -> (usize, usize) {
+        (p, h)
+    }
+
+    #[inline(always)]
+    fn vector(&self, simd: S, (p, h): (usize, usize), v: usize) -> S::F32 {
+        let pairs = simd.to_bits(simd.load(&pairs::<S>(&self.0[p])[v]));
+        if h == 0 {
+            odd(simd, pairs)
+        } else {
+            even(simd, pairs)
+        }
+    }
+}
+
+/// V: the columns of a strip, as they lie in the cache. Of two vectors one has the columns of
+/// even index, one the others: that is what widening yields.
+struct Values<'a, const D_V: usize> {
+    /// Of at least `D_V` elements each, at least one.
+    rows: &'a [&'a [bf16]],
+    strip: usize,
+}
+
+impl<'v, const D_V: usize> Values<'v, D_V> {
+    /// Strip `strip` of rows that [`pv`] has checked.
+    fn new(rows: &'v [&'v [bf16]], strip: usize) -> Self {
+        assert!(strip < D_V / STRIP && !rows.is_empty());
+        Self { rows, strip }
+    }
+}
+
+impl<S: Simd, const D_V: usize> Narrow<S> for Values<'_, D_V> {
+    type Row<'a>
+        = &'a [bf16; STRIP]
+    where
+        Self: 'a;
+
+    #[inline(always)]
+    fn pairs(&self) -> usize {
+        self.rows.len().div_ceil(2)
+    }
+
+    #[inline(always)]
+    fn row(&self, simd: S, p: usize, h: usize) -> &[bf16; STRIP] {
+        static ZEROS: [bf16; STRIP] = [bf16::ZERO; _];
+        let (k, last) = (2 * p + 1 - h, self.rows.len() - 1);
+        // SAFETY: both indices are at most `last`, and there is a row, asserted by `new`; the
+        // strip lies within D_V, asserted by `new`, and D_V within every row, asserted by `pv`.
+        let [row, ahead] = unsafe {
+            [k, k + AHEAD].map(|k| {
+                let row = self.rows.get_unchecked(k.min(last)).as_ptr();
+                row.add(self.strip * STRIP)
+            })
+        };
+        simd.prefetch::<false>(ahead);
+        simd.prefetch::<false>(ahead.wrapping_add(LINE));
+        if k > last {
+            return &ZEROS;
+        }
+        // SAFETY: STRIP elements from `row` on lie within the row, as argued above, and are
+        // borrowed for as long as `self`.
+        unsafe { &*row.cast() }
+    }
+
+    #[inline(always)]
+    fn vector(&self, simd: S, row: &[bf16; STRIP], v: usize) -> S::F32 {
+        let pairs = simd.load_pairs(&row[v / 2 * 2 * S::LANES..]);
+        if v.is_multiple_of(2) {
+            even(simd, pairs)
+        } else {
+            odd(simd, pairs)
+        }
+    }
+}
+
+/// Rows of V asked for before they are needed.
+const AHEAD: usize = 8;
 
 /// What becomes of what is there.
 #[derive(Clone, Copy)]
-pub enum Start<'a> {
+enum Start<'a> {
     /// It is overwritten.
     Zero,
     /// The accumulators start from it.
@@ -32,110 +159,641 @@ pub enum Start<'a> {
     Rescale(&'a [i32]),
 }
 
-/// The micro-kernel: `c[m][n] (+)= sum over k of a[m * SM + k * SK] * b[k][n]`
-/// for every row of `c` and the first `columns` columns at least.
-pub trait Outer: Copy {
-    /// Runs it.
-    fn outer<const SM: usize, const SK: usize>(
-        self,
-        a: &[f32; DEPTH * 64],
-        b: &[[f32; 64]],
-        columns: usize,
-        start: Start<'_>,
-        c: &mut [[f32; 64]],
-    );
+/// The register tile: `c[m][n] (+)= sum over k of a[m][k] * b[k][n]` for `M` rows and the
+/// `N` vectors from `column` on. With `FIRST` it widens `b` from the narrow operand and tells
+/// whether all that it added up is finite.
+#[inline(always)]
+fn tile<
+    S: Simd,
+    const M: usize,
+    const N: usize,
+    const FIRST: bool,
+    const ROW: usize,
+    const PAIR: usize,
+    const HALF: usize,
+>(
+    simd: S,
+    a: &Single<'_, ROW, PAIR, HALF>,
+    narrow: &impl Narrow<S>,
+    b: &mut [[[f32; 64]; 2]; PAIRS],
+    column: usize,
+    start: Start<'_>,
+    c: &mut [[f32; 64]],
+) -> bool {
+    let (c, next) = c.split_at_mut(M);
+    // Each tile asks for the next one's lines: out-of-order execution can't look so far.
+    if let Some(next) = next.first_chunk::<M>() {
+        for row in next {
+            for v in 0..N {
+                simd.prefetch::<false>((&raw const row[column + v * S::LANES]).cast());
+            }
+        }
+    }
+    let first = column / S::LANES;
+    assert!(first + N <= 64 / S::LANES && narrow.pairs() <= PAIRS);
+    assert!(a.0.len() > (M - 1) * ROW + (PAIRS - 1) * PAIR + HALF);
+    if let Start::Rescale(increment) = start {
+        // In L1, not in the accumulators: those must be indexed by constants alone to stay in
+        // registers, and this loop is too long to be unrolled.
+        rescale_rows(simd, c, &increment[..M], first..first + N);
+    }
+    let mut acc = [[simd.splat(0.0); N]; M];
+    if matches!(start, Start::Load | Start::Rescale(_)) {
+        for m in 0..M {
+            let c = &lanes::<S>(&c[m])[first..first + N];
+            for v in 0..N {
+                acc[m][v] = simd.load(&c[v]);
+            }
+        }
+    }
+    for (p, b) in b.iter_mut().take(narrow.pairs()).enumerate() {
+        for h in 0..2 {
+            let b = &mut lanes_mut::<S>(&mut b[h])[first..first + N];
+            let mut vectors = [simd.splat(0.0); N];
+            if FIRST {
+                let row = narrow.row(simd, p, h);
+                for v in 0..N {
+                    vectors[v] = narrow.vector(simd, row, first + v);
+                    simd.store(vectors[v], &mut b[v]);
+                }
+            } else {
+                for v in 0..N {
+                    vectors[v] = simd.load(&b[v]);
+                }
+            }
+            for m in 0..M {
+                // SAFETY: m < M, p < PAIRS and h < 2: within what was asserted above.
+                let x = unsafe { *a.0.as_ptr().add(m * ROW + p * PAIR + h * HALF) };
+                let x = simd.splat(x);
+                for v in 0..N {
+                    acc[m][v] = simd.mul_add(x, vectors[v], acc[m][v]);
+                }
+            }
+        }
+    }
+    for m in 0..M {
+        let c = &mut lanes_mut::<S>(&mut c[m])[first..first + N];
+        for v in 0..N {
+            let sum = match start {
+                Start::Add => simd.add(simd.load(&c[v]), acc[m][v]),
+                _ => acc[m][v],
+            };
+            simd.store(sum, &mut c[v]);
+        }
+    }
+    if !FIRST {
+        return true;
+    }
+    // What isn't finite leaves NaN.
+    let zero = simd.splat(0.0);
+    let mut wrong = zero;
+    for m in 0..M {
+        for v in 0..N {
+            wrong = simd.add(wrong, simd.sub(acc[m][v], acc[m][v]));
+        }
+    }
+    simd.sum_lanes([wrong, zero, zero, zero])[0] == 0.0
 }
 
-/// [`super::Isa::qk`].
+/// [`super::Isa::qk`] with register tiles of `KEYS` keys x `N` vectors.
 #[inline(always)]
-pub fn qk<O: Outer, const D_QK: usize>(
-    outer: O,
+pub fn qk<S: Simd, const D_QK: usize, const KEYS: usize, const N: usize>(
+    simd: S,
     q: &QPanel,
     rows: usize,
     keys: &Rows<'_>,
     scratch: &mut L0b,
     s: &mut STile,
 ) {
+    let keys = keys.as_slice();
     let [a, b] = scratch;
-    let a = flatten(&mut a.0);
-    for (step, q) in q.0[..D_QK / 2].chunks(DEPTH / 2).enumerate() {
-        let depth = 2 * q.len();
-        widen_pairs(q, &mut b.0);
-        for (keys, s) in keys.as_slice().chunks(64).zip(s.0.chunks_mut(64)) {
-            for (key, a) in keys.iter().zip(a.chunks_exact_mut(DEPTH)) {
-                widen(&key[step * DEPTH..][..depth], a);
+    let (a, b) = (a.0.as_flattened_mut(), halves(b));
+    let (whole, rest) = q.0[..D_QK / 2].as_chunks::<PAIRS>();
+    for (step, q) in whole.iter().enumerate() {
+        let feature = step * DEPTH;
+        qk_step::<S, KEYS, N, DEPTH>(simd, q, rows, keys, feature, a, b, s);
+    }
+    let feature = D_QK / DEPTH * DEPTH;
+    match rest.len() {
+        0 => {}
+        16 => qk_step::<S, KEYS, N, 32>(simd, rest, rows, keys, feature, a, b, s),
+        _ => qk_step::<S, KEYS, N, 64>(simd, rest, rows, keys, feature, a, b, s),
+    }
+}
+
+/// `WIDTH` features from `feature` on.
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "inlined everywhere")]
+fn qk_step<S: Simd, const KEYS: usize, const N: usize, const WIDTH: usize>(
+    simd: S,
+    q: &[[u32; PANEL_ROWS]],
+    rows: usize,
+    keys: &[&[bf16]],
+    feature: usize,
+    a: &mut [f32],
+    b: &mut [[[f32; 64]; 2]; PAIRS],
+    s: &mut STile,
+) {
+    let start = if feature == 0 {
+        Start::Zero
+    } else {
+        Start::Add
+    };
+    for first in (0..keys.len()).step_by(KEYS) {
+        for row in keys.iter().skip(first + KEYS).take(KEYS) {
+            let row = &row[feature..feature + WIDTH];
+            for line in (0..WIDTH).step_by(LINE) {
+                simd.prefetch::<false>(&raw const row[line]);
             }
-            let start = if step == 0 { Start::Zero } else { Start::Add };
-            outer.outer::<DEPTH, 1>(a, &b.0[..depth], rows, start, &mut s[..keys.len()]);
+        }
+        for (i, a) in a.chunks_exact_mut(DEPTH).take(KEYS).enumerate() {
+            // A group at the end repeats its last key; nobody reads the copies.
+            let key = &keys[(first + i).min(keys.len() - 1)][feature..feature + WIDTH];
+            widen_key::<S, WIDTH>(simd, key, a);
+        }
+        let (a, q, s) = (&Keys::of(a), &Queries(q), &mut s.0[first..]);
+        for column in (0..rows).step_by(N * S::LANES) {
+            if first == 0 {
+                tile::<S, KEYS, N, true, DEPTH, 1, PAIRS>(simd, a, q, b, column, start, s);
+            } else {
+                tile::<S, KEYS, N, false, DEPTH, 1, PAIRS>(simd, a, q, b, column, start, s);
+            }
         }
     }
 }
 
-/// [`super::Isa::pv`].
+impl<'a, const ROW: usize, const PAIR: usize, const HALF: usize> Single<'a, ROW, PAIR, HALF> {
+    const fn of(numbers: &'a [f32]) -> Self {
+        Self(numbers)
+    }
+}
+
+/// Both [`super::Isa::pv`] and [`super::Isa::pv_direct`], over values wherever they lie,
+/// with register tiles of 6 rows x `N` vectors, or 4 where there are no registers for 6.
 #[inline(always)]
-pub fn pv<O: Outer, const D_V: usize>(
-    outer: O,
+pub fn pv<S: Simd, const D_V: usize, const N: usize>(
+    simd: S,
     call: &Pv<'_>,
     p: &L0a,
-    v: &[VBuffer; 3],
+    values: &[&[bf16]],
+    next: &[&[bf16]],
     scratch: &mut L0b,
     o: &mut [OStrip],
-) {
-    let [a, b] = scratch;
-    for first in (0..call.keys.div_ceil(2)).step_by(DEPTH / 2) {
-        let pairs = first..(first + DEPTH / 2).min(call.keys.div_ceil(2));
-        widen_pairs(&p.high.0[pairs.clone()], &mut a.0);
-        if call.precision == Precision::Bf16x2 {
-            // In FP32 the two halves are one factor: the sum is exact.
-            add_pairs(&p.low.0[pairs.clone()], &mut a.0);
-        }
+) -> Left {
+    assert!(values.iter().all(|row| row.len() >= D_V));
+    let mut next = next.chunks(next.len().div_ceil(D_V / STRIP).max(1));
+    let b = halves(&mut scratch[1]);
+    let mut left = Left::NOTHING;
+    for (half, (p, rows)) in p.whole().into_iter().zip(values.chunks(DEPTH)).enumerate() {
         for (strip, o) in o[..D_V / STRIP].iter_mut().enumerate() {
-            let v = &v[strip / BUFFER_STRIPS][strip % BUFFER_STRIPS];
-            widen_pairs(&v.0[pairs.clone()], &mut b.0);
+            for row in next.next().into_iter().flatten() {
+                for line in (0..row.len()).step_by(LINE) {
+                    simd.prefetch::<true>(&raw const row[line]);
+                }
+            }
+            let bit = 1 << strip;
+            if left.all & bit != 0 {
+                continue;
+            }
+            let values = Values::<D_V>::new(rows, strip);
             let start = match call.increment {
-                _ if first > 0 => Start::Load,
-                Some(increment) => Start::Rescale(&increment[..call.rows]),
+                _ if half > 0 => Start::Load,
+                Some(increment) => Start::Rescale(increment),
                 None => Start::Zero,
             };
-            let depth = 2 * pairs.len();
-            let o = &mut o[..call.rows];
-            outer.outer::<1, 64>(flatten(&mut a.0), &b.0[..depth], STRIP, start, o);
+            if !pv_strip::<S, D_V, N>(simd, call.rows, p, &values, b, start, o) {
+                let left = if half == 0 {
+                    &mut left.all
+                } else {
+                    &mut left.tail
+                };
+                *left |= bit;
+            }
+        }
+    }
+    left
+}
+
+/// One strip and half of the keys; `false`, and O as it was, if V isn't finite.
+#[inline(always)]
+fn pv_strip<S: Simd, const D_V: usize, const N: usize>(
+    simd: S,
+    rows: usize,
+    p: &PTileWhole,
+    values: &Values<'_, D_V>,
+    b: &mut [[[f32; 64]; 2]; PAIRS],
+    start: Start<'_>,
+    o: &mut OStrip,
+) -> bool {
+    const HEIGHT: usize = 6;
+    let p = p.as_flattened().as_flattened();
+    // The first rows go by way of a draft, until all columns are known to be finite: a V that
+    // isn't makes every row's O so, since 0 times it is NaN.
+    let mut draft = [[0.0; STRIP]; HEIGHT];
+    let first = rows.min(if six::<S, N>() { 6 } else { 4 });
+    if !matches!(start, Start::Zero) {
+        draft[..first].copy_from_slice(&o[..first]);
+    }
+    if let Start::Rescale(increment) = start {
+        rescale_rows(simd, &mut draft, &increment[..first], 0..STRIP / S::LANES);
+    }
+    let mut finite = true;
+    for column in (0..STRIP).step_by(N * S::LANES) {
+        let start = match start {
+            Start::Zero => start,
+            _ => Start::Load,
+        };
+        let a = &Probabilities::of(p);
+        finite &= pv_tile::<S, D_V, N, true>(simd, first, a, values, b, column, start, &mut draft);
+    }
+    if !finite {
+        return false;
+    }
+    o[..first].copy_from_slice(&draft[..first]);
+    for column in (0..STRIP).step_by(N * S::LANES) {
+        let mut row = first;
+        while row < rows {
+            let start = match start {
+                Start::Rescale(increment) => Start::Rescale(&increment[row..]),
+                _ => start,
+            };
+            let a = &Probabilities::of(&p[row..]);
+            let height = (rows - row).min(first);
+            let o = &mut o[row..];
+            pv_tile::<S, D_V, N, false>(simd, height, a, values, b, column, start, o);
+            row += height;
+        }
+    }
+    true
+}
+
+/// Whether there are registers for tiles of 6 rows; of 4 otherwise.
+const fn six<S: Simd, const N: usize>() -> bool {
+    6 * N + N < S::REGISTERS
+}
+
+/// Adds each row's increment to the bits of some of its vectors.
+#[inline(always)]
+fn rescale_rows<S: Simd>(
+    simd: S,
+    rows: &mut [[f32; 64]],
+    increment: &[i32],
+    vectors: core::ops::Range<usize>,
+) {
+    for (row, &increment) in rows.iter_mut().zip(increment) {
+        // Most blocks don't move the reference: nothing to add then.
+        if increment != 0 {
+            for x in &mut lanes_mut::<S>(row)[vectors.clone()] {
+                let moved = simd.add_increment(simd.load(x), increment);
+                simd.store(moved, x);
+            }
         }
     }
 }
 
+/// One tile of C2 of `rows` rows.
 #[inline(always)]
-fn flatten(tile: &mut [[f32; 64]; BLOCK_PAIRS]) -> &mut [f32; DEPTH * 64] {
+#[expect(clippy::too_many_arguments, reason = "inlined everywhere")]
+fn pv_tile<S: Simd, const D_V: usize, const N: usize, const FIRST: bool>(
+    simd: S,
+    rows: usize,
+    a: &Probabilities<'_>,
+    v: &Values<'_, D_V>,
+    b: &mut [[[f32; 64]; 2]; PAIRS],
+    column: usize,
+    start: Start<'_>,
+    o: &mut [[f32; STRIP]],
+) -> bool {
+    match rows {
+        1 => tile::<S, 1, N, FIRST, 1, 128, 64>(simd, a, v, b, column, start, o),
+        2 => tile::<S, 2, N, FIRST, 1, 128, 64>(simd, a, v, b, column, start, o),
+        3 => tile::<S, 3, N, FIRST, 1, 128, 64>(simd, a, v, b, column, start, o),
+        4 => tile::<S, 4, N, FIRST, 1, 128, 64>(simd, a, v, b, column, start, o),
+        5 => tile::<S, 5, N, FIRST, 1, 128, 64>(simd, a, v, b, column, start, o),
+        _ => tile::<S, 6, N, FIRST, 1, 128, 64>(simd, a, v, b, column, start, o),
+    }
+}
+
+/// A widened operand by pairs: of each the odd element's row first.
+#[inline(always)]
+fn halves(operand: &mut Widened) -> &mut [[[f32; 64]; 2]; PAIRS] {
     const { assert!(BLOCK_PAIRS == DEPTH && PANEL_ROWS == 64 && STRIP == 64) };
-    bytemuck::cast_mut(tile)
+    bytemuck::cast_mut(&mut operand.0)
 }
 
-/// Splits each row of pairs into two rows of FP32, the odd elements' first.
+/// Widens `WIDTH` features of a key, the odd ones before the even ones.
 #[inline(always)]
-fn widen_pairs(pairs: &[[u32; 64]], out: &mut [[f32; 64]; BLOCK_PAIRS]) {
-    for (pairs, [odd, even]) in pairs.iter().zip(out.as_chunks_mut().0) {
-        for ((&pair, even), odd) in pairs.iter().zip(even).zip(odd) {
-            *even = f32::from_bits(pair << 16);
-            *odd = f32::from_bits(pair & 0xffff_0000);
+fn widen_key<S: Simd, const WIDTH: usize>(simd: S, key: &[bf16], to: &mut [f32]) {
+    let (odds, evens) = to.split_at_mut(PAIRS);
+    let (odds, evens) = (lanes_mut::<S>(odds), lanes_mut::<S>(evens));
+    for v in 0..WIDTH / 2 / S::LANES {
+        let pairs = simd.load_pairs(&key[2 * v * S::LANES..]);
+        simd.store(odd(simd, pairs), &mut odds[v]);
+        simd.store(even(simd, pairs), &mut evens[v]);
+    }
+}
+
+/// [`super::Isa::pack_v`]: values that nobody can use as they lie, one behind the other.
+#[inline(always)]
+pub fn pack_v<const D_V: usize>(values: &[&[bf16]], first: usize, v: &mut [VBuffer; 3]) -> bool {
+    let strips = v.as_flattened_mut().iter_mut();
+    let rows = strips.flat_map(|strip| {
+        let memory: &mut [bf16] = bytemuck::cast_slice_mut(strip.0.as_flattened_mut());
+        memory.chunks_exact_mut(D_V)
+    });
+    let mut non_finite = false;
+    for (value, row) in values.iter().zip(rows.skip(first)) {
+        for (value, row) in value.iter().zip(row) {
+            *row = *value;
+            non_finite |= value.to_bits() & 0x7f80 == 0x7f80;
+        }
+    }
+    non_finite
+}
+
+/// What [`pack_v`] left.
+#[inline(always)]
+pub fn packed<const D_V: usize>(v: &[VBuffer; 3], keys: usize) -> Rows<'_> {
+    let mut rows = Rows::NONE;
+    rows.gather(
+        v.as_flattened()
+            .iter()
+            .flat_map(|strip| {
+                let memory: &[bf16] = bytemuck::cast_slice(strip.0.as_flattened());
+                memory.chunks_exact(D_V)
+            })
+            .take(keys),
+    );
+    rows
+}
+
+/// Puts the columns of O in order, or `back` into that of [`Values`].
+#[inline(always)]
+pub fn settle<S: Simd>(simd: S, o: &mut [OStrip], rows: usize, back: bool) {
+    for o in o.iter_mut().flat_map(|o| &mut o[..rows]) {
+        for [a, b] in lanes_mut::<S>(o).as_chunks_mut().0 {
+            let pair = [simd.load(a), simd.load(b)];
+            let [first, second] = if back {
+                simd.deinterleave(pair[0], pair[1])
+            } else {
+                simd.interleave(pair[0], pair[1])
+            };
+            simd.store(first, a);
+            simd.store(second, b);
         }
     }
 }
 
-#[inline(always)]
-fn add_pairs(pairs: &[[u32; 64]], out: &mut [[f32; 64]; BLOCK_PAIRS]) {
-    for (pairs, [odd, even]) in pairs.iter().zip(out.as_chunks_mut().0) {
-        for ((&pair, even), odd) in pairs.iter().zip(even).zip(odd) {
-            *even += f32::from_bits(pair << 16);
-            *odd += f32::from_bits(pair & 0xffff_0000);
-        }
-    }
+/// [`super::Isa::prob`]
+pub fn prob(p: &L0a, k: usize, r: usize) -> f32 {
+    let [first, second] = p.whole();
+    let half = if k < DEPTH { first } else { second };
+    half[k % DEPTH / 2][1 - k % 2][r]
 }
 
-/// Widens a row, each pair's odd element first.
+/// [`super::Isa::dot_loop`] with `CHAINS` independent sums.
 #[inline(always)]
-fn widen(from: &[bf16], to: &mut [f32]) {
-    for ([odd, even], from) in to.as_chunks_mut().0.iter_mut().zip(from.as_chunks::<2>().0) {
-        *even = bf16_widen(from[0].to_bits());
-        *odd = bf16_widen(from[1].to_bits());
+pub fn dot_loop<S: Simd, const CHAINS: usize>(simd: S, iterations: u64) -> u64 {
+    let mut acc = [simd.splat(0.0); CHAINS];
+    let x = simd.splat(core::hint::black_box(0.5));
+    for _ in 0..iterations {
+        for acc in &mut acc {
+            *acc = simd.mul_add(x, *acc, x);
+        }
     }
+    for acc in acc {
+        let mut out = <S::Lanes as bytemuck::Zeroable>::zeroed();
+        simd.store(acc, &mut out);
+        core::hint::black_box(out);
+    }
+    iterations * (CHAINS * S::LANES * 2) as u64
 }
+
+/// Makes a capability token that has vectors ([`Simd`]) a backend: each kernel inlined
+/// into a function that has the features, if there are any.
+///
+/// Register tiles of C1 are `keys x vectors`, each for panels of up to so many rows; of
+/// C2, rows x `vectors`.
+macro_rules! backend {
+    (
+        $token:ident $(, features: $features:literal)?;
+        pack: $pack:ident;
+        c1: $($rows:pat => $keys:literal x $vectors:literal),*;
+        c2: $columns:literal;
+        chains: $chains:literal;
+    ) => {
+        #[allow(unsafe_code, reason = "calls of feature-gated functions")]
+        #[allow(unused_unsafe, reason = "without features they are safe")]
+        impl Isa for $token {
+            const DIRECT_ROWS: usize = usize::MAX;
+            const ASKING_ROWS: usize = fp32::few::FEW_ROWS;
+
+            fn prob(self, p: &L0a, _precision: Precision, k: usize, r: usize) -> f32 {
+                fp32::prob(p, k, r)
+            }
+
+            fn widen(self, row: &Row<'_>, out: &mut [bf16]) {
+                $(#[target_feature(enable = $features)])?
+                fn run(row: &Row<'_>, out: &mut [bf16]) {
+                    format::widen(row, out);
+                }
+                // SAFETY: the token proves the features.
+                unsafe { run(row, out) }
+            }
+
+            fn pack_q<const D_QK: usize>(self, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
+                $(#[target_feature(enable = $features)])?
+                fn run<const D_QK: usize>(
+                    simd: $token,
+                    rows: &[&[bf16]],
+                    negate: bool,
+                    panel: &mut QPanel,
+                ) {
+                    if rows.len() <= fp32::few::FEW_ROWS {
+                        fp32::few::pack_q::<_, D_QK>(simd, rows, negate, panel);
+                    } else {
+                        $pack::pack_q::<D_QK>(rows, negate, panel);
+                    }
+                }
+                // SAFETY: the token proves the features.
+                unsafe { run::<D_QK>(self, rows, negate, panel) }
+            }
+
+            fn pack_v<const D_V: usize>(
+                self,
+                values: &[&[bf16]],
+                first: usize,
+                _next: &[&[bf16]],
+                v: &mut [VBuffer; 3],
+            ) -> bool {
+                $(#[target_feature(enable = $features)])?
+                fn run<const D_V: usize>(
+                    values: &[&[bf16]],
+                    first: usize,
+                    v: &mut [VBuffer; 3],
+                ) -> bool {
+                    fp32::pack_v::<D_V>(values, first, v)
+                }
+                // SAFETY: the token proves the features.
+                unsafe { run::<D_V>(values, first, v) }
+            }
+
+            fn settle(self, o: &mut [OStrip], rows: usize, back: bool) {
+                $(#[target_feature(enable = $features)])?
+                fn run(simd: $token, o: &mut [OStrip], rows: usize, back: bool) {
+                    fp32::settle(simd, o, rows, back);
+                }
+                // SAFETY: the token proves the features.
+                unsafe { run(self, o, rows, back) }
+            }
+
+            fn qk<const D_QK: usize>(
+                self,
+                q: &QPanel,
+                rows: usize,
+                keys: &Rows<'_>,
+                next: &[&[bf16]],
+                scratch: &mut L0b,
+                s: &mut STile,
+            ) {
+                $(#[target_feature(enable = $features)])?
+                fn few<const D_QK: usize>(
+                    simd: $token,
+                    q: &QPanel,
+                    rows: usize,
+                    keys: &Rows<'_>,
+                    next: &[&[bf16]],
+                    s: &mut STile,
+                ) {
+                    fp32::few::qk::<_, D_QK>(simd, q, rows, keys, next, s);
+                }
+                $(#[target_feature(enable = $features)])?
+                fn run<const D_QK: usize, const KEYS: usize, const VECTORS: usize>(
+                    simd: $token,
+                    q: &QPanel,
+                    rows: usize,
+                    keys: &Rows<'_>,
+                    scratch: &mut L0b,
+                    s: &mut STile,
+                ) {
+                    fp32::qk::<_, D_QK, KEYS, VECTORS>(simd, q, rows, keys, scratch, s);
+                }
+                // SAFETY: the token proves the features.
+                unsafe {
+                    match rows {
+                        ..=fp32::few::FEW_ROWS => few::<D_QK>(self, q, rows, keys, next, s),
+                        $($rows => run::<D_QK, $keys, $vectors>(self, q, rows, keys, scratch, s),)*
+                    }
+                }
+            }
+
+            fn softmax(self, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
+                $(#[target_feature(enable = $features)])?
+                fn run(
+                    simd: $token,
+                    call: &Softmax<'_>,
+                    s: &STile,
+                    p: &mut L0a,
+                    state: &mut RowState,
+                ) {
+                    v1::softmax(simd, v1::Whole, call, s, p, state);
+                }
+                // SAFETY: the token proves the features.
+                unsafe { run(self, call, s, p, state) }
+            }
+
+            fn pv<const D_V: usize>(
+                self,
+                call: &Pv<'_>,
+                p: &L0a,
+                v: &[VBuffer; 3],
+                scratch: &mut L0b,
+                o: &mut [OStrip],
+            ) {
+                let values = fp32::packed::<D_V>(v, call.keys);
+                self.pv_direct::<D_V>(call, p, &values, &[], scratch, o);
+            }
+
+            fn pv_direct<const D_V: usize>(
+                self,
+                call: &Pv<'_>,
+                p: &L0a,
+                values: &Rows<'_>,
+                next: &[&[bf16]],
+                scratch: &mut L0b,
+                o: &mut [OStrip],
+            ) -> Left {
+                $(#[target_feature(enable = $features)])?
+                fn few<const D_V: usize>(
+                    simd: $token,
+                    call: &Pv<'_>,
+                    p: &L0a,
+                    values: &Rows<'_>,
+                    next: &[&[bf16]],
+                    scratch: &mut L0b,
+                    o: &mut [OStrip],
+                ) -> Left {
+                    fp32::few::pv::<_, D_V>(simd, call, p, values, next, scratch, o)
+                }
+                $(#[target_feature(enable = $features)])?
+                fn run<const D_V: usize>(
+                    simd: $token,
+                    call: &Pv<'_>,
+                    p: &L0a,
+                    values: &Rows<'_>,
+                    next: &[&[bf16]],
+                    scratch: &mut L0b,
+                    o: &mut [OStrip],
+                ) -> Left {
+                    let values = values.as_slice();
+                    fp32::pv::<_, D_V, $columns>(simd, call, p, values, next, scratch, o)
+                }
+                // SAFETY: the token proves the features.
+                unsafe {
+                    if call.rows <= fp32::few::FEW_ROWS {
+                        few::<D_V>(self, call, p, values, next, scratch, o)
+                    } else {
+                        run::<D_V>(self, call, p, values, next, scratch, o)
+                    }
+                }
+            }
+
+            fn rescale(self, xs: &mut [f32], increment: Increment) {
+                $(#[target_feature(enable = $features)])?
+                fn run(simd: $token, xs: &mut [f32], increment: Increment) {
+                    simd::rescale(simd, xs, increment);
+                }
+                // SAFETY: the token proves the features.
+                unsafe { run(self, xs, increment) }
+            }
+
+            fn fold(self, x: &mut [f32], dx: Increment, y: &[f32], dy: Increment) {
+                $(#[target_feature(enable = $features)])?
+                fn run(simd: $token, x: &mut [f32], dx: Increment, y: &[f32], dy: Increment) {
+                    simd::fold(simd, x, dx, y, dy);
+                }
+                // SAFETY: the token proves the features.
+                unsafe { run(self, x, dx, y, dy) }
+            }
+
+            fn axpy(self, factor: f32, value: &[bf16], o: &mut [OStrip], row: usize) {
+                $(#[target_feature(enable = $features)])?
+                fn run(factor: f32, value: &[bf16], o: &mut [OStrip], row: usize) {
+                    shared::axpy(factor, value, o, row);
+                }
+                // SAFETY: the token proves the features.
+                unsafe { run(factor, value, o, row) }
+            }
+
+            fn dot_loop(self, iterations: u64) -> u64 {
+                $(#[target_feature(enable = $features)])?
+                fn run(simd: $token, iterations: u64) -> u64 {
+                    fp32::dot_loop::<_, $chains>(simd, iterations)
+                }
+                // SAFETY: the token proves the features.
+                unsafe { run(self, iterations) }
+            }
+        }
+    };
+}
+pub(super) use backend;

@@ -32,11 +32,18 @@ pub fn backend(id: BackendId) -> Option<Backend> {
 macro_rules! suites {
     ($($(#[$meta:meta])* $test:ident),* $(,)?) => {
         suites!(@ portable, Portable, [$($(#[$meta])* $test,)*]);
+        suites!(@ avx2, Avx2, [$($(#[$meta])* $test,)*]);
+        suites!(@ avx512, Avx512, [$($(#[$meta])* $test,)*]);
         suites!(@ avx512bf16, Avx512Bf16, [$($(#[$meta])* $test,)*]);
 
         #[test]
         fn every_backend_is_stamped() {
-            let stamped = [amla::BackendId::Portable, amla::BackendId::Avx512Bf16];
+            let stamped = [
+                amla::BackendId::Portable,
+                amla::BackendId::Avx2,
+                amla::BackendId::Avx512,
+                amla::BackendId::Avx512Bf16,
+            ];
             assert_eq!(amla::BackendId::ALL, stamped, "see `suites!` in tests/common/mod.rs");
         }
     };

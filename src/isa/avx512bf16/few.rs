@@ -12,6 +12,7 @@
 //! of 128 bits on their way into the dot, and O's columns alike.
 
 use super::*;
+use crate::isa::ahead::Ahead;
 
 /// Up to so many rows these kernels beat those for panels.
 pub(super) const FEW_ROWS: usize = 8;
@@ -23,7 +24,8 @@ const fn vectors(d_qk: usize) -> usize {
 
 /// Q as C1 reads it here: row-major, from the panel's start.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(super) fn pack_q<const D_QK: usize>(rows: &[&[bf16]], sign: __m512i, panel: &mut QPanel) {
+pub(super) fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
+    let sign = _mm512_set1_epi32(if negate { 0x8000_8000_u32 } else { 0 }.cast_signed());
     let out = panel.0.as_flattened_mut().as_chunks_mut().0;
     for (row, out) in rows.iter().zip(out.chunks_mut(vectors(D_QK))) {
         for (pairs, out) in row[..D_QK].chunks(2 * LANES).zip(out) {
@@ -35,6 +37,7 @@ pub(super) fn pack_q<const D_QK: usize>(rows: &[&[bf16]], sign: __m512i, panel: 
 /// C1 of up to [`FEW_ROWS`] rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(super) fn qk<const D_QK: usize>(
+    zmm: Zmm,
     q: &QPanel,
     rows: usize,
     keys: &Rows<'_>,
@@ -42,19 +45,20 @@ pub(super) fn qk<const D_QK: usize>(
     s: &mut STile,
 ) {
     match rows {
-        0 | 1 => qk_rows::<D_QK, 1, 8>(q, keys, next, s),
-        2 => qk_rows::<D_QK, 2, 8>(q, keys, next, s),
-        3 => qk_rows::<D_QK, 3, 6>(q, keys, next, s),
-        4 => qk_rows::<D_QK, 4, 6>(q, keys, next, s),
-        5 => qk_rows::<D_QK, 5, 4>(q, keys, next, s),
-        6 => qk_rows::<D_QK, 6, 4>(q, keys, next, s),
-        7 => qk_rows::<D_QK, 7, 3>(q, keys, next, s),
-        _ => qk_rows::<D_QK, 8, 3>(q, keys, next, s),
+        0 | 1 => qk_rows::<D_QK, 1, 8>(zmm, q, keys, next, s),
+        2 => qk_rows::<D_QK, 2, 8>(zmm, q, keys, next, s),
+        3 => qk_rows::<D_QK, 3, 6>(zmm, q, keys, next, s),
+        4 => qk_rows::<D_QK, 4, 6>(zmm, q, keys, next, s),
+        5 => qk_rows::<D_QK, 5, 4>(zmm, q, keys, next, s),
+        6 => qk_rows::<D_QK, 6, 4>(zmm, q, keys, next, s),
+        7 => qk_rows::<D_QK, 7, 3>(zmm, q, keys, next, s),
+        _ => qk_rows::<D_QK, 8, 3>(zmm, q, keys, next, s),
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn qk_rows<const D_QK: usize, const ROWS: usize, const KEYS: usize>(
+    zmm: Zmm,
     q: &QPanel,
     keys: &Rows<'_>,
     next: &[&[bf16]],
@@ -78,7 +82,7 @@ fn qk_rows<const D_QK: usize, const ROWS: usize, const KEYS: usize>(
         });
         let mut acc = [[_mm512_setzero_ps(); ROWS]; KEYS];
         for v in 0..vectors(D_QK) {
-            ahead.step();
+            ahead.step(zmm);
             let q: [__m512bh; ROWS] = core::array::from_fn(|r| load_pairs(&q[r][v]));
             for (acc, row) in acc.iter_mut().zip(rows) {
                 let k = as_pairs(load_row(&row[v * 2 * LANES..]));
@@ -91,33 +95,12 @@ fn qk_rows<const D_QK: usize, const ROWS: usize, const KEYS: usize>(
         for (acc, sums) in acc.as_flattened().chunks(4).zip(sums.as_chunks_mut().0) {
             let zero = _mm512_setzero_ps();
             let acc = core::array::from_fn(|i| acc.get(i).copied().unwrap_or(zero));
-            sum_lanes(acc, sums);
+            *sums = zmm.sum_lanes(acc);
         }
         for (sums, s) in sums.chunks(ROWS).zip(s) {
             s[..ROWS].copy_from_slice(sums);
         }
     }
-}
-
-/// The sum of each vector's lanes.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn sum_lanes([a, b, c, d]: [__m512; 4], sums: &mut [f32; 4]) {
-    // Lane by lane of 128 bits: a0 + a2, b0 + b2, a1 + a3, b1 + b3; then a, b, c, d.
-    let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-    let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-    let (ab, cd) = (_mm512_castps_pd(ab), _mm512_castps_pd(cd));
-    let low = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
-    let high = _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
-    let sum = _mm512_add_ps(low, high);
-    let [low, high] = [
-        _mm512_castps512_ps256(sum),
-        _mm512_extractf32x8_ps::<1>(sum),
-    ];
-    let sum = _mm256_add_ps(low, high);
-    let sum = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps::<1>(sum));
-    // SAFETY: 4 f32 are 16 bytes; no alignment needed.
-    unsafe { _mm_storeu_ps(sums.as_mut_ptr(), sum) }
 }
 
 /// Columns that two vectors of O hold: those of one vector of V.
@@ -126,6 +109,7 @@ const PIECE: usize = 2 * LANES;
 /// C2 of up to [`FEW_ROWS`] rows: [`Isa::pv_direct`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(super) fn pv<const D_V: usize>(
+    zmm: Zmm,
     call: &Pv<'_>,
     p: &L0a,
     values: &Rows<'_>,
@@ -133,6 +117,7 @@ pub(super) fn pv<const D_V: usize>(
     o: &mut [OStrip],
 ) -> Strips {
     let c2 = Few {
+        zmm,
         call,
         p,
         values: values.as_slice(),
@@ -156,6 +141,7 @@ pub(super) fn pv<const D_V: usize>(
 
 /// What all tiles of C2 share.
 struct Few<'a> {
+    zmm: Zmm,
     call: &'a Pv<'a>,
     p: &'a L0a,
     values: &'a [&'a [bf16]],
@@ -204,7 +190,6 @@ fn pv_tile<const ROWS: usize, const PIECES: usize>(
     if let Some(increment) = c2.call.increment {
         for (r, acc) in acc.iter_mut().enumerate() {
             let increment = increment[row + r];
-            let lanes = _mm512_set1_epi32(increment);
             for (i, acc) in acc.iter_mut().enumerate() {
                 let piece = &o[i * PIECE / STRIP][row + r].as_chunks().0[i % 2 * 2..];
                 let [a, b] = [load(&piece[0]), load(&piece[1])];
@@ -214,15 +199,17 @@ fn pv_tile<const ROWS: usize, const PIECES: usize>(
                 ];
                 // Most blocks don't move the reference: nothing to add then.
                 if increment != 0 {
-                    *acc = [add_increment(acc[0], lanes), add_increment(acc[1], lanes)];
+                    for acc in acc {
+                        *acc = c2.zmm.add_increment(*acc, increment);
+                    }
                 }
             }
         }
     }
     let column = visit * PIECES * PIECE;
-    acc = accumulate(c2.values, &c2.p.high, column, row, acc, ahead);
+    acc = accumulate(c2, &c2.p.high, column, row, acc, ahead);
     if c2.call.precision == Precision::Bf16x2 {
-        acc = accumulate(c2.values, &c2.p.low, column, row, acc, ahead);
+        acc = accumulate(c2, &c2.p.low, column, row, acc, ahead);
     }
     if check {
         const NOT_FINITE: i32 = 0x01 | 0x08 | 0x10 | 0x80;
@@ -253,7 +240,7 @@ type Acc<const ROWS: usize, const PIECES: usize> = [[[__m512; 2]; PIECES]; ROWS]
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn accumulate<const ROWS: usize, const PIECES: usize>(
-    values: &[&[bf16]],
+    c2: &Few<'_>,
     p: &PTile,
     column: usize,
     row: usize,
@@ -261,12 +248,13 @@ fn accumulate<const ROWS: usize, const PIECES: usize>(
     ahead: &mut Ahead<'_>,
 ) -> Acc<ROWS, PIECES> {
     static ZEROS: [bf16; MAX_D_V] = [bf16::ZERO; _];
+    let values = c2.values;
     let end = column + PIECES * PIECE;
     assert!(row + ROWS <= PANEL_ROWS && end <= ZEROS.len());
     assert!(values.iter().all(|value| value.len() >= end));
     for (k, p) in p.0[..values.len().div_ceil(2)].iter().enumerate() {
         if row == 0 {
-            ahead.step();
+            ahead.step(c2.zmm);
         }
         let even = values[2 * k].as_ptr();
         let odd = values
@@ -296,50 +284,4 @@ fn accumulate<const ROWS: usize, const PIECES: usize>(
         }
     }
     acc
-}
-
-/// Rows on their way from memory: asked for line by line in the order that they
-/// lie there, so that the processor's own prefetcher joins in.
-struct Ahead<'a> {
-    rows: core::slice::Iter<'a, &'a [bf16]>,
-    line: *const bf16,
-    /// Lines of the row that are left.
-    lines: usize,
-    per_step: usize,
-}
-
-impl<'a> Ahead<'a> {
-    /// All lines of `rows`, spread over `steps` steps.
-    fn of(rows: &'a [&'a [bf16]], steps: usize) -> Self {
-        let lines = rows.len() * rows.first().map_or(0, |row| row.len() / Self::LINE);
-        Self {
-            rows: rows.iter(),
-            line: core::ptr::null(),
-            lines: 0,
-            per_step: lines.div_ceil(steps.max(1)),
-        }
-    }
-
-    /// Elements of a cache line.
-    const LINE: usize = 2 * LANES;
-
-    /// Asks for the next lines.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn step(&mut self) {
-        for _ in 0..self.per_step {
-            if self.lines == 0 {
-                let Some(row) = self.rows.next() else { return };
-                self.line = row.as_ptr();
-                self.lines = row.len() / Self::LINE;
-            }
-            // SAFETY: a prefetch touches no memory as far as the program can tell.
-            #[allow(unused_unsafe, reason = "a safe function in newer compilers")]
-            unsafe {
-                _mm_prefetch::<_MM_HINT_T1>(self.line.cast());
-            }
-            self.line = self.line.wrapping_add(Self::LINE);
-            self.lines = self.lines.saturating_sub(1);
-        }
-    }
 }

@@ -1,0 +1,28 @@
+//! AVX-512 without BF16 dot products: FP32 multiply-adds of 16 lanes.
+//!
+//! | kernel | register tile ([`super::fp32`]) | peak model |
+//! |---|---|---|
+//! | C1 | 6 keys x 4 vectors of 16 rows (8 x 3, 12 x 2, 24 x 1 for narrow panels) | 32 FLOP per multiply-add |
+//! | C2 | 6 rows x 4 vectors of 16 columns | the same |
+//!
+//! Intel's cores do two of these in the time of half a BF16 dot, so that this is their
+//! fastest backend (`docs/adr/0009`).
+#![allow(unsafe_code, reason = "calls of feature-gated functions")]
+
+use half::bf16;
+
+use super::fp32::{self, backend};
+use super::zmm::{self, Zmm};
+use super::{Isa, Left, Pv, Rows, Softmax, shared, simd, v1};
+use crate::bits::Increment;
+use crate::format::{self, Row};
+use crate::problem::Precision;
+use crate::tile::{L0a, L0b, OStrip, QPanel, RowState, STile, VBuffer};
+
+backend! {
+    Zmm, features: "avx512f,avx512bw,avx512dq,avx512vl";
+    pack: zmm;
+    c1: 0..=16 => 24 x 1, 17..=32 => 12 x 2, 33..=48 => 8 x 3, _ => 6 x 4;
+    c2: 4;
+    chains: 24;
+}

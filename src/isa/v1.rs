@@ -1,0 +1,415 @@
+//! V1 over any vectors: maximum, reference, probabilities, sums, peaks.
+
+use super::simd::{EXP2, Simd, lanes, lanes_mut, pairs_mut, split};
+use super::{Mask, Softmax, half_of};
+use crate::bits::{Increment, bf16_round, bf16_widen, compensation, mul_pow2_f32};
+use crate::peaks::{PEAK_SHARE, Peak, difference};
+use crate::problem::{Precision, Rescale};
+use crate::tile::{BLOCK_KEYS, BLOCK_PAIRS, L0a, PANEL_ROWS, PTile, RowState, STile};
+
+/// How C2 takes P.
+pub trait Keep<S: Simd>: Copy {
+    /// Whether C2 takes it as V1 computes it, so that there is no rounding to make up for.
+    const WHOLE: bool;
+
+    /// Keeps two keys' probabilities, of a pair and a vector of the rows, with `LOW` what
+    /// their rounding takes as well, and adds what was kept to `sum` if there is one.
+    fn keep<const LOW: bool>(
+        self,
+        simd: S,
+        prob: [S::F32; 2],
+        p: &mut L0a,
+        at: [usize; 2],
+        sum: Option<S::F32>,
+    ) -> Option<S::F32>;
+}
+
+/// As FP32.
+#[derive(Clone, Copy)]
+pub struct Whole;
+
+impl<S: Simd> Keep<S> for Whole {
+    const WHOLE: bool = true;
+
+    #[inline(always)]
+    fn keep<const LOW: bool>(
+        self,
+        simd: S,
+        [even, odd]: [S::F32; 2],
+        p: &mut L0a,
+        [pair, v]: [usize; 2],
+        sum: Option<S::F32>,
+    ) -> Option<S::F32> {
+        const HALF: usize = BLOCK_PAIRS / 2;
+        let [first, second] = p.whole_mut();
+        let half = if pair < HALF { first } else { second };
+        let [odds, evens] = &mut half[pair % HALF];
+        simd.store(odd, &mut lanes_mut::<S>(odds)[v]);
+        simd.store(even, &mut lanes_mut::<S>(evens)[v]);
+        sum
+    }
+}
+
+/// As pairs of BF16, by the processor's own instructions.
+pub trait Rounding<S: Simd>: Copy {
+    /// Two keys' probabilities, rounded to nearest even, as pairs; NaN stays NaN.
+    fn round(self, simd: S, prob: [S::F32; 2]) -> S::I32;
+    /// `sum` and both of each pair.
+    fn add(self, simd: S, sum: S::F32, pairs: S::I32) -> S::F32;
+}
+
+/// Rounded.
+#[derive(Clone, Copy)]
+pub struct Pairs<R>(pub R);
+
+impl<S: Simd, R: Rounding<S>> Keep<S> for Pairs<R> {
+    const WHOLE: bool = false;
+
+    #[inline(always)]
+    fn keep<const LOW: bool>(
+        self,
+        simd: S,
+        prob: [S::F32; 2],
+        p: &mut L0a,
+        [pair, v]: [usize; 2],
+        mut sum: Option<S::F32>,
+    ) -> Option<S::F32> {
+        let high = self.0.round(simd, prob);
+        let out = &mut pairs_mut::<S>(&mut p.high.0[pair])[v];
+        simd.store(simd.from_bits(high), out);
+        if let Some(sum) = &mut sum {
+            *sum = self.0.add(simd, *sum, high);
+        }
+        if LOW {
+            let used = split(simd, high);
+            let left = [simd.sub(prob[0], used[0]), simd.sub(prob[1], used[1])];
+            let low = self.0.round(simd, left);
+            let out = &mut pairs_mut::<S>(&mut p.low.0[pair])[v];
+            simd.store(simd.from_bits(low), out);
+            if let Some(sum) = &mut sum {
+                *sum = self.0.add(simd, *sum, low);
+            }
+        }
+        sum
+    }
+}
+
+/// [`super::Isa::softmax`].
+#[inline(always)]
+pub fn softmax<S: Simd, K: Keep<S>>(
+    simd: S,
+    keep: K,
+    call: &Softmax<'_>,
+    s: &STile,
+    p: &mut L0a,
+    state: &mut RowState,
+) {
+    let vectors = call.rows.div_ceil(S::LANES);
+    let mut max = [f32::NEG_INFINITY; PANEL_ROWS];
+    for (v, max) in lanes_mut::<S>(&mut max)
+        .iter_mut()
+        .take(vectors)
+        .enumerate()
+    {
+        let largest = match call.mask {
+            None => block_max::<S, false>(simd, call, s, v),
+            Some(_) => block_max::<S, true>(simd, call, s, v),
+        };
+        simd.store(largest, max);
+    }
+    let bases = advance(call, &max, state);
+    for v in 0..vectors {
+        let vector = Vector {
+            simd,
+            keep,
+            call,
+            bases: &bases,
+            v,
+        };
+        match (call.mask, call.precision) {
+            (None, Precision::Bf16) => vector.exponentiate::<false, false>(s, p, state),
+            (None, Precision::Bf16x2) => vector.exponentiate::<false, true>(s, p, state),
+            (Some(_), Precision::Bf16) => vector.exponentiate::<true, false>(s, p, state),
+            (Some(_), Precision::Bf16x2) => vector.exponentiate::<true, true>(s, p, state),
+        }
+    }
+    if !K::WHOLE && call.rescale == Rescale::Exact && call.precision == Precision::Bf16 {
+        collect_peaks(call, &bases, s, &p.high, state);
+    }
+}
+
+/// Who sees what, where all see all.
+static ALL: Mask = [u64::MAX; BLOCK_KEYS];
+
+#[inline(always)]
+fn block_max<S: Simd, const MASKED: bool>(
+    simd: S,
+    call: &Softmax<'_>,
+    s: &STile,
+    v: usize,
+) -> S::F32 {
+    // Four chains, so that the latency of the maximum is not what limits.
+    const CHAINS: usize = 4;
+    let mask = call.mask.unwrap_or(&ALL);
+    let mut max = [simd.splat(f32::NEG_INFINITY); CHAINS];
+    let groups = s.0[..call.keys].chunks(CHAINS).zip(mask.chunks(CHAINS));
+    for (s, mask) in groups {
+        for ((s, mask), max) in s.iter().zip(mask).zip(&mut max) {
+            let mut s = simd.load(&lanes::<S>(s)[v]);
+            if MASKED {
+                s = simd.select(simd.mask_of(*mask, v), s, *max);
+            }
+            *max = simd.max(s, *max);
+        }
+    }
+    let [a, b, c, d] = max;
+    simd.max(simd.max(a, b), simd.max(c, d))
+}
+
+/// A vector of the panel's rows.
+struct Vector<'a, S, K> {
+    simd: S,
+    keep: K,
+    call: &'a Softmax<'a>,
+    bases: &'a Bases,
+    v: usize,
+}
+
+impl<S: Simd, K: Keep<S>> Vector<'_, S, K> {
+    /// P, pair by pair, and the row sums.
+    #[inline(always)]
+    fn exponentiate<const MASKED: bool, const LOW: bool>(
+        &self,
+        s: &STile,
+        p: &mut L0a,
+        state: &mut RowState,
+    ) {
+        let Self {
+            simd,
+            keep,
+            call,
+            bases,
+            v,
+        } = *self;
+        let mask = call.mask.unwrap_or(&ALL);
+        let scale = simd.splat(call.scale);
+        let max = simd.load(&lanes::<S>(&bases.max)[v]);
+        let offset = simd.load(&lanes::<S>(&bases.offset)[v]);
+        let factor = simd.load(&lanes::<S>(&bases.factor)[v]);
+        let zero = simd.splat(0.0);
+        let exact = call.rescale == Rescale::Exact;
+        let mut sums = [zero; 2];
+        let mut kept = exact.then_some(zero);
+        for (pair, s) in s.0.as_chunks::<2>().0[..call.keys.div_ceil(2)]
+            .iter()
+            .enumerate()
+        {
+            let mut prob = [zero; 2];
+            for i in 0..2 {
+                let below = simd.sub(simd.load(&lanes::<S>(&s[i])[v]), max);
+                prob[i] = simd.exp2(simd.mul_add(below, scale, offset));
+                if MASKED {
+                    prob[i] = simd.select(simd.mask_of(mask[2 * pair + i], v), prob[i], zero);
+                }
+            }
+            if 2 * pair + 1 == call.keys {
+                // Behind the last key is what an earlier block left.
+                prob[1] = zero;
+            }
+            for i in 0..2 {
+                sums[i] = simd.add(sums[i], prob[i]);
+                if !exact {
+                    prob[i] = simd.mul(prob[i], factor);
+                }
+            }
+            kept = keep.keep::<LOW>(simd, prob, p, [pair, v], kept);
+        }
+        let sum = simd.add(sums[0], sums[1]);
+        let kept = match kept {
+            Some(kept) if !K::WHOLE => kept,
+            // Nothing was rounded, or nobody asks.
+            _ => sum,
+        };
+        for (state, sum) in [(&mut state.sum, sum), (&mut state.rounded_sum, kept)] {
+            let state = &mut lanes_mut::<S>(state)[v];
+            let total = simd.add(simd.load(state), sum);
+            simd.store(total, state);
+        }
+    }
+}
+
+/// How V1 turns scores into probabilities:
+/// `P = exp2((s - max) * scale + offset) * factor`.
+///
+/// The difference comes before the product: it is exact for the scores that
+/// matter, so that large ones lose nothing, with or without a fused multiply-add.
+struct Bases {
+    /// The block's largest score, unscaled; 0 where there is none.
+    max: [f32; PANEL_ROWS],
+    /// That score less the reference, in log2 units; -inf where there is none.
+    offset: [f32; PANEL_ROWS],
+    /// S16 of the compensated mode; ones in the exact one.
+    factor: [f32; PANEL_ROWS],
+}
+
+/// Moves the running reference to the block's maximum and brings the sums along
+/// (Algorithm 2 lines 5-9, 11, 12; `docs/algorithm.md` for the exact mode).
+///
+/// `max` holds the largest unscaled score of each row that it sees, NaN ignored.
+#[inline(always)]
+fn advance(call: &Softmax<'_>, max: &[f32; PANEL_ROWS], state: &mut RowState) -> Bases {
+    let mut bases = Bases {
+        max: [0.0; PANEL_ROWS],
+        offset: [f32::NEG_INFINITY; PANEL_ROWS],
+        factor: [1.0; PANEL_ROWS],
+    };
+    for r in 0..call.rows {
+        let score = max[r];
+        // Not the product alone: -inf * 0 would be NaN.
+        let max = if score == f32::NEG_INFINITY {
+            score
+        } else {
+            score * call.scale
+        };
+        // Also where a finite score leaves FP32 when scaled.
+        let none = max == f32::NEG_INFINITY;
+        let old = state.reference[r];
+        state.increment[r] = 0;
+        match call.rescale {
+            Rescale::Exact => {
+                let block = libm::ceilf(max);
+                if block > old {
+                    let n = difference(old, block);
+                    state.reference[r] = block;
+                    state.increment[r] = Increment::pow2(n).bits();
+                    state.sum[r] = mul_pow2_f32(state.sum[r], n);
+                    state.rounded_sum[r] = mul_pow2_f32(state.rounded_sum[r], n);
+                }
+            }
+            Rescale::Compensated => {
+                if max > old {
+                    // Lines 6-9 in base 2: n = -rint(m), S32 = 2^(n + m).
+                    let e = libm::rintf(max);
+                    let s32 = libm::exp2f(max - e);
+                    // A pair needs no scale that BF16 can hold: c is 1 then.
+                    let s16 = match call.precision {
+                        Precision::Bf16 => bf16_widen(bf16_round(s32)),
+                        Precision::Bf16x2 => s32,
+                    };
+                    let c = s16 / s32;
+                    let n = difference(libm::rintf(old), e);
+                    let epsilon = compensation(state.c[r], c);
+                    state.reference[r] = max;
+                    state.increment[r] = Increment::compensated(n, epsilon).bits();
+                    state.sum[r] *= libm::exp2f(old - max);
+                    state.c[r] = c;
+                    state.factor[r] = s16;
+                }
+                bases.factor[r] = state.factor[r];
+            }
+        }
+        if !none {
+            bases.max[r] = score;
+            bases.offset[r] = match call.rescale {
+                Rescale::Exact => offset(score, max, call.scale, state.reference[r]),
+                // Relative to the rounded product: the row's largest P is 1.
+                Rescale::Compensated => max - state.reference[r],
+            };
+        }
+    }
+    bases
+}
+
+/// `score * scale - reference`, where `max` is that product rounded.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "rounds to FP32")]
+fn offset(score: f32, max: f32, scale: f32, reference: f32) -> f32 {
+    if reference.abs() < 4_194_304.0 {
+        // In f64 the product is exact.
+        (f64::from(score) * f64::from(scale) - f64::from(reference)) as f32
+    } else {
+        // Beyond 2^22 FP32 has no fraction left; what counts is that the largest
+        // P doesn't leave the range of FP32.
+        max - reference
+    }
+}
+
+/// Rows that [`collect_peaks`] looks at together.
+const LANES: usize = 16;
+
+/// Remembers the block's largest probabilities where they are peaks
+/// ([`crate::peaks`]), with what rounding took from them.
+#[inline(always)]
+fn collect_peaks(call: &Softmax<'_>, bases: &Bases, s: &STile, p: &PTile, state: &mut RowState) {
+    // A bound that needs no exponential: p >= share * sum only if
+    // log2(p) >= floor(log2(share * sum)).
+    let mut candidates = false;
+    let mut candidate = [false; PANEL_ROWS];
+    let rows = bases.offset.iter().zip(&state.sum).take(call.rows);
+    for (candidate, (&offset, &sum)) in candidate.iter_mut().zip(rows) {
+        let bound = (PEAK_SHARE * sum).to_bits() >> 23;
+        let bound = i32::try_from(bound).unwrap_or_default() - 128;
+        *candidate = offset >= exponent_to_f32(bound);
+        candidates |= *candidate;
+    }
+    if !candidates {
+        return;
+    }
+    // Among the keys that the row sees: a hidden one may have the same score.
+    let mut key = [0_i32; PANEL_ROWS];
+    for (v, key) in key.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+        if !candidate.as_chunks::<LANES>().0[v].contains(&true) {
+            continue;
+        }
+        let max = &bases.max.as_chunks::<LANES>().0[v];
+        for (k, scores) in (0_i32..).zip(&s.0[..call.keys]) {
+            let scores = &scores.as_chunks::<LANES>().0[v];
+            for (key, (score, max)) in key.iter_mut().zip(scores.iter().zip(max)) {
+                *key = if score == max { k } else { *key };
+            }
+        }
+    }
+    if let Some(mask) = call.mask {
+        let hidden = |r: usize, k: usize| mask[k] >> r & 1 == 0;
+        for r in (0..call.rows).filter(|&r| candidate[r]) {
+            let found = usize::try_from(key[r]).unwrap_or_default();
+            if hidden(r, found) {
+                let seen = (0..call.keys)
+                    .rev()
+                    .find(|&k| !hidden(r, k) && s.0[k][r] == bases.max[r]);
+                key[r] = seen.and_then(|k| i32::try_from(k).ok()).unwrap_or_default();
+            }
+        }
+    }
+    for r in (0..call.rows).filter(|&r| candidate[r]) {
+        let exact = exp2(bases.offset[r]);
+        // Infinite or NaN, the row has no peaks.
+        if !state.sum[r].is_finite() || exact < PEAK_SHARE * state.sum[r] {
+            continue;
+        }
+        let k = usize::try_from(key[r]).unwrap_or_default();
+        let used = bf16_widen(half_of(p.0[k / 2][r], k));
+        state.peaks[r].push(Peak {
+            key: u32::try_from(call.first_key + k).unwrap_or(u32::MAX),
+            exponent: state.reference[r],
+            p: exact,
+            residual: exact - used,
+        });
+    }
+}
+
+/// `2^t` for a moderate `t`.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "an integer already")]
+fn exp2(t: f32) -> f32 {
+    let j = libm::rintf(t);
+    let r = t - j;
+    let y = EXP2.iter().rev().fold(0.0, |y, c| y * r + c);
+    mul_pow2_f32(y * r + 1.0, j as i32)
+}
+
+#[inline(always)]
+#[expect(clippy::cast_precision_loss, reason = "small integers")]
+const fn exponent_to_f32(x: i32) -> f32 {
+    x as f32
+}

@@ -1,0 +1,380 @@
+//! The vectors of AVX-512, for the backends that have them: 16 FP32 lanes.
+#![allow(unsafe_code, reason = "pointer loads and feature-gated intrinsics")]
+
+use core::arch::x86_64::*;
+
+use half::bf16;
+
+use super::detect;
+use super::simd::{EXP2_MIN, Simd};
+use crate::tile::{QPanel, STRIP, VBuffer};
+
+/// Lanes of a vector.
+pub const LANES: usize = 16;
+
+/// Proof that the processor has AVX-512 F, BW, DQ and VL.
+#[derive(Clone, Copy)]
+pub struct Zmm(());
+
+impl Zmm {
+    /// The token, if the processor qualifies.
+    pub fn new() -> Option<Self> {
+        detect::has_avx512().then_some(Self(()))
+    }
+}
+
+impl Simd for Zmm {
+    type Lanes = [f32; LANES];
+    type F32 = __m512;
+    type I32 = __m512i;
+    type Mask = __mmask16;
+
+    const REGISTERS: usize = 32;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    fn load(self, from: &[f32; LANES]) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_loadu_ps(from.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn store(self, x: __m512, to: &mut [f32; LANES]) {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_storeu_ps(to.as_mut_ptr(), x) }
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn sub(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn not_ge(self, a: __m512, b: __m512) -> __mmask16 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_cmp_ps_mask::<_CMP_NGE_UQ>(a, b) }
+    }
+
+    #[inline(always)]
+    fn select(self, mask: __mmask16, yes: __m512, no: __m512) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_mask_blend_ps(mask, no, yes) }
+    }
+
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "takes 16 of 64 rows")]
+    fn mask_of(self, rows: u64, v: usize) -> __mmask16 {
+        (rows >> (v * LANES)) as __mmask16
+    }
+
+    #[inline(always)]
+    fn splat_i32(self, x: i32) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_set1_epi32(x) }
+    }
+
+    #[inline(always)]
+    fn load_pairs(self, row: &[bf16]) -> __m512i {
+        let pairs: &[bf16; 2 * LANES] = &row.as_chunks().0[0];
+        // SAFETY: the token proves the features; 32 BF16 are 64 bytes, and the load needs
+        // no alignment.
+        unsafe { _mm512_loadu_si512(pairs.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn to_bits(self, x: __m512) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_castps_si512(x) }
+    }
+
+    #[inline(always)]
+    fn from_bits(self, x: __m512i) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_castsi512_ps(x) }
+    }
+
+    #[inline(always)]
+    fn add_i32(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    fn and(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_and_si512(a, b) }
+    }
+
+    #[inline(always)]
+    fn or(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_or_si512(a, b) }
+    }
+
+    #[inline(always)]
+    fn shl<const N: u32>(self, x: __m512i) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_slli_epi32::<N>(x) }
+    }
+
+    #[inline(always)]
+    fn gt_i32(self, a: __m512i, b: __m512i) -> __mmask16 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_cmpgt_epi32_mask(a, b) }
+    }
+
+    #[inline(always)]
+    fn interleave(self, a: __m512, b: __m512) -> [__m512; 2] {
+        // SAFETY: the token proves the features.
+        unsafe {
+            let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            let high =
+                _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+            [
+                _mm512_permutex2var_ps(a, low, b),
+                _mm512_permutex2var_ps(a, high, b),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn deinterleave(self, a: __m512, b: __m512) -> [__m512; 2] {
+        // SAFETY: the token proves the features.
+        unsafe {
+            let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            let odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+            [
+                _mm512_permutex2var_ps(a, even, b),
+                _mm512_permutex2var_ps(a, odd, b),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn sum_lanes(self, [a, b, c, d]: [__m512; 4]) -> [f32; 4] {
+        let mut sums = [0.0; 4];
+        // SAFETY: the token proves the features; 4 f32 are 16 bytes, and the store needs no
+        // alignment.
+        unsafe {
+            // By 128 bits: a0 + a2, b0 + b2, a1 + a3, b1 + b3; then a, b, c, d.
+            let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+            let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+            let (ab, cd) = (_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+            let low = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
+            let high = _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
+            let sum = _mm512_add_ps(low, high);
+            let sum = _mm256_add_ps(
+                _mm512_castps512_ps256(sum),
+                _mm512_extractf32x8_ps::<1>(sum),
+            );
+            let sum = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps::<1>(sum));
+            _mm_storeu_ps(sums.as_mut_ptr(), sum);
+        }
+        sums
+    }
+
+    #[inline(always)]
+    fn prefetch<const FAR: bool>(self, at: *const bf16) {
+        // SAFETY: a prefetch touches no memory as far as the program can tell.
+        unsafe {
+            if FAR {
+                _mm_prefetch::<_MM_HINT_T1>(at.cast());
+            } else {
+                _mm_prefetch::<_MM_HINT_T0>(at.cast());
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn exp2(self, t: __m512) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe {
+            let normal = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(t, _mm512_set1_ps(EXP2_MIN));
+            let j = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(t);
+            let y = self.exp2_fraction(_mm512_sub_ps(t, j));
+            _mm512_maskz_scalef_ps(normal, y, j)
+        }
+    }
+}
+
+/// Transposes 16 rows x 16 feature pairs at a time.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
+    const { assert!(D_QK.is_multiple_of(2 * LANES)) };
+    let sign = _mm512_set1_epi32(if negate { 0x8000_8000_u32 } else { 0 }.cast_signed());
+    for (v, rows) in rows.chunks(LANES).enumerate() {
+        for first in (0..D_QK / 2).step_by(LANES) {
+            let mut block = [_mm512_setzero_si512(); LANES];
+            for (out, row) in block.iter_mut().zip(rows) {
+                *out = _mm512_xor_si512(load_row(&row[2 * first..]), sign);
+            }
+            transpose(&mut block);
+            for (out, column) in panel.0[first..].iter_mut().zip(block) {
+                store_pairs(&mut out.as_chunks_mut().0[v], column);
+            }
+        }
+    }
+    for out in &mut panel.0[..D_QK / 2] {
+        out[rows.len().next_multiple_of(LANES)..].fill(0);
+    }
+}
+
+/// A 16 x 16 transposition of 32-bit lanes: four rounds, each of which swaps the
+/// off-diagonal halves of blocks half as large as the last.
+///
+/// Loops are counted and indices computed so that all of it unrolls into
+/// registers.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub fn transpose(x: &mut [__m512i; LANES]) {
+    for i in 0..8 {
+        let (a, b) = (x[i], x[i + 8]);
+        x[i] = _mm512_shuffle_i64x2::<0x44>(a, b);
+        x[i + 8] = _mm512_shuffle_i64x2::<0xee>(a, b);
+    }
+    let low = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13);
+    let high = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
+    for n in 0..8 {
+        let i = n % 4 + n / 4 * 8;
+        let (a, b) = (x[i], x[i + 4]);
+        x[i] = _mm512_permutex2var_epi64(a, low, b);
+        x[i + 4] = _mm512_permutex2var_epi64(a, high, b);
+    }
+    for n in 0..8 {
+        let i = n % 2 + n / 2 * 4;
+        let (a, b) = (x[i], x[i + 2]);
+        x[i] = _mm512_unpacklo_epi64(a, b);
+        x[i + 2] = _mm512_unpackhi_epi64(a, b);
+    }
+    let low = _mm512_setr_epi32(0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30);
+    let high = _mm512_setr_epi32(1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+    for n in 0..8 {
+        let (a, b) = (x[2 * n], x[2 * n + 1]);
+        x[2 * n] = _mm512_permutex2var_epi32(a, low, b);
+        x[2 * n + 1] = _mm512_permutex2var_epi32(a, high, b);
+    }
+}
+
+/// Interleaves two keys' words, 32 columns at a time, and keeps the largest
+/// magnitude: with the sign off, BF16 patterns are ordered as integers, and
+/// infinity and the NaNs are above all numbers.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub fn pack_v<const D_V: usize>(
+    values: &[&[bf16]],
+    first: usize,
+    next: &[&[bf16]],
+    v: &mut [VBuffer; 3],
+) -> bool {
+    const INTERLEAVE: [[u16; 32]; 2] = {
+        let mut index = [[0; 32]; 2];
+        let mut i: u16 = 0;
+        while i < 32 {
+            // Word i of the first row and word i of the second, which the
+            // permutation counts from 32 on.
+            let pair = 2 * (i % 16) as usize;
+            index[i as usize / 16][pair] = i;
+            index[i as usize / 16][pair + 1] = i + 32;
+            i += 1;
+        }
+        index
+    };
+    const MAGNITUDE: i16 = 0x7fff;
+    let [low, high] = [load_words(&INTERLEAVE[0]), load_words(&INTERLEAVE[1])];
+    let magnitude = _mm512_set1_epi16(MAGNITUDE);
+    let mut largest = _mm512_setzero_si512();
+    let mut next = next.iter();
+    for (k, pair) in (first / 2..).zip(values.chunks(2)) {
+        for row in next.by_ref().take(2) {
+            prefetch::<_MM_HINT_T1>(row);
+        }
+        let even = &pair[0][..D_V];
+        let odd = pair.get(1).map(|row| &row[..D_V]);
+        for (strip, v) in v
+            .as_flattened_mut()
+            .iter_mut()
+            .take(D_V / STRIP)
+            .enumerate()
+        {
+            let out = v.0[k].as_chunks_mut::<LANES>().0;
+            for (i, out) in out.chunks_mut(2).enumerate() {
+                let column = strip * STRIP + i * 2 * LANES;
+                let even = load_row(&even[column..]);
+                let odd = match odd {
+                    Some(odd) => load_row(&odd[column..]),
+                    None => _mm512_setzero_si512(),
+                };
+                largest = _mm512_max_epu16(largest, _mm512_and_si512(even, magnitude));
+                largest = _mm512_max_epu16(largest, _mm512_and_si512(odd, magnitude));
+                store_pairs(&mut out[0], _mm512_permutex2var_epi16(even, low, odd));
+                store_pairs(&mut out[1], _mm512_permutex2var_epi16(even, high, odd));
+            }
+        }
+    }
+    _mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7f80)) != 0
+}
+
+/// Asks for the lines of a row, to be read soon.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub fn prefetch<const LEVEL: i32>(row: &[bf16]) {
+    for line in row.chunks(2 * LANES) {
+        // SAFETY: a prefetch touches no memory as far as the program can tell.
+        #[allow(unused_unsafe, reason = "a safe function in newer compilers")]
+        unsafe {
+            _mm_prefetch::<LEVEL>(line.as_ptr().cast());
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub fn load_words(x: &[u16; 2 * LANES]) -> __m512i {
+    // SAFETY: 32 u16 are 64 bytes; no alignment needed.
+    unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
+}
+
+/// The first 16 pairs of a row.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub fn load_row(row: &[bf16]) -> __m512i {
+    let pairs: &[bf16; 2 * LANES] = &row.as_chunks().0[0];
+    // SAFETY: 32 bf16 are 64 bytes; no alignment needed.
+    unsafe { _mm512_loadu_si512(pairs.as_ptr().cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub fn store_pairs(to: &mut [u32; LANES], x: __m512i) {
+    // SAFETY: 16 u32 are 64 bytes; no alignment needed.
+    unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), x) }
+}
