@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::slice;
 use std::time::{Duration, Instant};
 
-use amla::{Elements, Error, Options, Output, Plan, Problem, Workspace, decode_on_rayon};
+use amla::{Elements, Error, Options, Output, Plan, Problem, Shape, Workspace, decode_on_rayon};
 use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 
 /// Iterations of the dot loop between two looks at the clock: tens of microseconds.
@@ -78,13 +78,19 @@ impl Engine {
         pool.install(|| decode_on_rayon(problem, options, &plan, workspaces, partials, output))
     }
 
-    /// Runs `problem` for about `budget`, at least once, peak and kernel in
-    /// turn, so that a neighbour's noise on a shared machine hits both.
+    /// Runs `problem`, of `flop` floating-point operations, for about `budget`, at least
+    /// once, peak and kernel in turn, so that a neighbour's noise on a shared machine
+    /// hits both.
     ///
     /// # Errors
     /// The problem is malformed.
-    pub fn measure(&mut self, problem: &Problem, budget: Duration) -> Result<Measurement, Error> {
-        self.measure_in_turn(slice::from_ref(problem), budget)
+    pub fn measure(
+        &mut self,
+        problem: &Problem,
+        flop: f64,
+        budget: Duration,
+    ) -> Result<Measurement, Error> {
+        self.measure_in_turn(slice::from_ref(problem), flop, budget)
     }
 
     /// The same for several problems of one shape, each run with the next of them:
@@ -95,9 +101,10 @@ impl Engine {
     pub fn measure_in_turn(
         &mut self,
         problems: &[Problem],
+        flop: f64,
         budget: Duration,
     ) -> Result<Measurement, Error> {
-        let shape = problems[0].shape;
+        let shape = output_shape(&problems[0]);
         let rows = shape.b * shape.s_q * shape.h_q;
         let mut o = vec![0.0; rows * shape.d_v];
         let mut lse = vec![0.0; rows];
@@ -119,7 +126,7 @@ impl Engine {
         let runs = (4e-3 / once).ceil().clamp(1.0, 1000.0) as u32;
         let beside = Duration::from_secs_f64((f64::from(runs) * once / 2.0).clamp(2e-3, 0.1));
 
-        let gflop = flop(&problems[0]) * 1e-9;
+        let gflop = flop * 1e-9;
         let (mut seconds, mut peaks, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
         let start = Instant::now();
         let mut before = self.peak_gflops(beside);
@@ -164,26 +171,20 @@ impl Engine {
     }
 }
 
-/// Keys that query position `j` of request `b` sees.
-pub fn visible(problem: &Problem, b: usize, j: usize) -> usize {
-    let len = problem.cache_seqlens.map_or(problem.shape.s_k, |lens| {
-        usize::try_from(lens[b]).unwrap_or_default()
-    });
-    let hidden = if problem.causal {
-        problem.shape.s_q - 1 - j
-    } else {
-        0
+/// The shape of a problem's dense outputs: where queries are ragged, one request of all
+/// their tokens.
+pub fn output_shape(problem: &Problem) -> Shape {
+    let Some(indptr) = problem.q_indptr else {
+        return problem.shape;
     };
-    len.saturating_sub(hidden)
-}
-
-/// Floating-point operations of both matrix products, over visible keys only.
-pub fn flop(problem: &Problem) -> f64 {
-    let s = problem.shape;
-    let keys: usize = (0..s.b)
-        .flat_map(|b| (0..s.s_q).map(move |j| visible(problem, b, j)))
-        .sum();
-    2.0 * (s.h_q * (s.d_qk + s.d_v)) as f64 * keys as f64
+    let tokens = indptr
+        .last()
+        .map_or(0, |&end| usize::try_from(end).unwrap_or_default());
+    Shape {
+        b: 1,
+        s_q: tokens,
+        ..problem.shape
+    }
 }
 
 /// The value that a fraction `q` of them lies below, between its neighbours if need be.

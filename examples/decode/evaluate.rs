@@ -1,13 +1,12 @@
 //! How well and how fast a case is computed.
 
 use std::borrow::Cow;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use amla::{Elements, Error, Output, Problem, Shape};
-use half::bf16;
+use amla::{Elements, Error, Output};
 
 use crate::case::Case;
-use crate::engine::{Engine, Measurement, flop};
+use crate::engine::{Engine, output_shape};
 use crate::reference;
 use crate::report::{Record, relative_error, worst_error};
 
@@ -67,7 +66,7 @@ pub fn evaluate<'a>(
         base_error: truth.base_error,
         worst: worst_error(&o, &truth.o),
         lse_error: truth.lse.as_ref().map(|truth| worst_error(&lse, truth)),
-        measured: measure(engine, case)?,
+        measured: engine.measure(&case.problem(), case.flop(), BUDGET)?,
     })
 }
 
@@ -78,97 +77,8 @@ pub fn evaluate<'a>(
 pub fn solve(engine: &mut Engine, case: &Case) -> Result<(Vec<f32>, Vec<f32>), Error> {
     let rows = case.rows.iter().product::<usize>();
     let (mut o, mut lse) = (vec![0.0; rows * case.shape.d_v], vec![0.0; rows]);
-    solve_into(engine, case, &mut o, &mut lse)?;
-    Ok((o, lse))
-}
-
-fn solve_into(
-    engine: &mut Engine,
-    case: &Case,
-    o: &mut [f32],
-    lse: &mut [f32],
-) -> Result<(), Error> {
-    let [b, s_q, h_q] = case.rows;
-    let outputs = Shape {
-        b,
-        s_q,
-        h_q,
-        ..case.shape
-    };
-    let output = Output::dense(outputs, Elements::F32(o), lse);
-    engine.run(&case.problem(), output)
-}
-
-/// The kernel's speed, over the keys that rows see.
-fn measure(engine: &mut Engine, case: &Case) -> Result<Measurement, Error> {
-    if case.q_indptr.is_some() {
-        return measure_ragged(engine, case);
-    }
     let problem = case.problem();
-    let measured = engine.measure(&problem, BUDGET)?;
-    // The engine counts keys that windows, tails and offsets leave out.
-    let counted = flop(&problem);
-    let share = if counted > 0.0 {
-        case.flop() / counted
-    } else {
-        1.0
-    };
-    Ok(Measurement {
-        gflops: measured.gflops * share,
-        utilization: measured.utilization * share,
-        ..measured
-    })
-}
-
-/// The same for ragged queries, whose outputs the engine has no place for: here it
-/// measures the peak only, beside the smallest problem.
-fn measure_ragged(engine: &mut Engine, case: &Case) -> Result<Measurement, Error> {
-    let shape = Shape {
-        b: 1,
-        s_q: 1,
-        s_k: 0,
-        h_q: 1,
-        h_kv: 1,
-        ..case.shape
-    };
-    let q = vec![bf16::ZERO; shape.d_qk];
-    let smallest = Problem::dense(shape, &q, &[], 1.0);
-
-    let (mut o, mut lse) = solve(engine, case)?;
-    let mut kernel = |engine: &mut Engine, runs: u32| {
-        let start = Instant::now();
-        for _ in 0..runs {
-            solve_into(engine, case, &mut o, &mut lse)?;
-        }
-        Ok(start.elapsed().as_secs_f64() / f64::from(runs))
-    };
-    // Long enough for the clock.
-    let runs = (4e-3 / kernel(engine, 1)?).ceil().clamp(1.0, 1000.0) as u32;
-
-    let gflop = case.flop() * 1e-9;
-    let (mut seconds, mut peaks, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
-    let start = Instant::now();
-    loop {
-        let peak = engine.measure(&smallest, Duration::ZERO)?.peak_gflops;
-        let time = kernel(engine, runs)?;
-        seconds.push(time);
-        peaks.push(peak);
-        ratios.push(gflop / time / peak);
-        if start.elapsed() >= BUDGET {
-            break;
-        }
-    }
-    let [seconds, peak_gflops, utilization] = [seconds, peaks, ratios].map(median);
-    Ok(Measurement {
-        seconds,
-        gflops: gflop / seconds,
-        peak_gflops,
-        utilization,
-        quartiles: [utilization; 2],
-    })
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    let output = Output::dense(output_shape(&problem), Elements::F32(&mut o), &mut lse);
+    engine.run(&problem, output)?;
+    Ok((o, lse))
 }

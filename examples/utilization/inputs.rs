@@ -24,6 +24,20 @@ pub const fn shape(b: usize, s_q: usize, s_k: usize, h_q: usize) -> Shape {
     }
 }
 
+/// Floating-point operations of a problem's two products, the paper's count.
+pub const fn flop(shape: Shape) -> f64 {
+    let Shape {
+        b,
+        s_q,
+        s_k,
+        h_q,
+        d_qk,
+        d_v,
+        ..
+    } = shape;
+    2.0 * (b * h_q * s_q * s_k * (d_qk + d_v)) as f64
+}
+
 /// Bytes of the KV caches of a batch.
 pub const fn cache_bytes(s_k: usize, b: usize) -> usize {
     b * s_k * D_QK * size_of::<bf16>()

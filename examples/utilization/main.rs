@@ -25,7 +25,7 @@ use amla::{Backend, Options, Shape};
 use crate::cell::Cell;
 use crate::cli::Cli;
 use crate::engine::Engine;
-use crate::inputs::{Caches, Inputs, shape};
+use crate::inputs::{Caches, Inputs, flop, shape};
 use crate::output::Output;
 use crate::roofline::{Bandwidth, VARIANTS};
 
@@ -135,8 +135,10 @@ impl Bench {
         let q = self.inputs.queries(shape);
         let problems = caches.problems(shape, &q);
         let measured = match problems.as_slice() {
-            [problem] => self.engine.measure(problem, self.budget),
-            several => self.engine.measure_in_turn(several, self.budget),
+            [problem] => self.engine.measure(problem, flop(shape), self.budget),
+            several => self
+                .engine
+                .measure_in_turn(several, flop(shape), self.budget),
         }
         .map_err(|e| e.to_string())?;
         Ok(Cell {
