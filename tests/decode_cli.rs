@@ -6,13 +6,15 @@ mod cli;
 use std::fs;
 use std::process::Stdio;
 
-use amla::{Backend, BackendId, Data, Problem, Shape, TailMask, Tensor};
-use half::bf16;
+use amla::{
+    Backend, BackendId, Data, Extra, Indices, Pages, Problem, Shape, Sparse, TailMask, Tensor,
+};
+use half::{bf16, f16};
 use safetensors::tensor::Dtype;
 
 use cli::{
-    SCALE, Tensors, agrees, counts, decode, floats, folder, json, names, numbers, refused, run,
-    text,
+    SCALE, Tensors, agrees, counts, decode, floats, folder, fp8, json, model1, names, numbers,
+    refused, refused_file, run, same, steps, text,
 };
 
 const BUNDLED: &str = concat!(
@@ -446,6 +448,332 @@ fn everything_at_once() {
     counts(&record, 4.0 * f64::from(3 + 3 + 3 + 4 + 1), 320.0);
 }
 
+/// Sparse attention over the caches of [`sparse_attention`].
+fn sparse<'a>(
+    problem: Problem<'a>,
+    own: Indices<'a>,
+    extra: Option<(&'a [bf16], Indices<'a>)>,
+) -> Problem<'a> {
+    Problem {
+        sparse: Some(Sparse {
+            indices: own,
+            extra: extra.map(|(kv, indices)| Extra {
+                kv: Tensor {
+                    data: Data::Bf16(kv),
+                    strides: [3 * 128, 128, 0],
+                },
+                pages: 3,
+                page_size: 3,
+                indices,
+            }),
+        }),
+        ..problem
+    }
+}
+
+#[test]
+fn sparse_attention() {
+    let (q, kv, extra_kv) = (numbers(1536, 1), numbers(1280, 2), numbers(9 * 128, 3));
+    let (table, paged) = pages(&kv, 128);
+    let place = |request: usize, key: usize| table[request * 3 + key / 2] * 2 + (key % 2) as i32;
+    // Another request's keys, one twice, a row without any, and some that don't count.
+    let indices = [
+        [place(0, 3), -1, place(0, 0), place(1, 2)],
+        [16, i32::MIN, 2_147_480_000, -1],
+        [place(1, 4), place(1, 4), place(0, 1), place(1, 0)],
+        [99, place(1, 0), place(1, 1), place(1, 2)],
+    ];
+    let extra_indices = [[8, 0], [9, -5], [1, 1], [2, 3]];
+    let own = Indices {
+        indices: indices.as_flattened(),
+        strides: [8, 4],
+        topk: 4,
+        topk_length: None,
+    };
+    let extra = Indices {
+        indices: extra_indices.as_flattened(),
+        strides: [4, 2],
+        topk: 2,
+        topk_length: None,
+    };
+    let dense = Problem {
+        kv: Tensor {
+            data: Data::Bf16(&paged),
+            strides: [256, 128, 0],
+        },
+        pages: Some(Pages {
+            block_table: &[],
+            max_blocks: 0,
+            page_size: 2,
+            pages: 8,
+        }),
+        ..dense(Shape { s_k: 16, ..SMALL }, &q, &kv)
+    };
+    let tensors = Tensors::scaled()
+        .bf16s("q", &[2, 2, 3, 128], &q)
+        .bf16s("kv", &[8, 2, 128], &paged)
+        .i32s("indices", &[2, 2, 4], indices.as_flattened());
+    let record = agrees("sparse", &tensors, &sparse(dense, own, None));
+    counts(&record, 3.0 * f64::from(3 + 4 + 3), 256.0);
+
+    let lengths = tensors.clone().i32s("topk_length", &[2], &[3, 2]);
+    let shorter = Indices {
+        topk_length: Some(&[3, 2]),
+        ..own
+    };
+    let record = agrees("sparse_lengths", &lengths, &sparse(dense, shorter, None));
+    counts(&record, 3.0 * f64::from(2 + 2 + 1), 256.0);
+
+    let sink = [0.5, f32::NEG_INFINITY, 3.0];
+    let more = lengths
+        .bf16s("kv", &[8, 2, 1, 128], &paged)
+        .bf16s("extra_kv", &[3, 3, 128], &extra_kv)
+        .i32s("extra_indices", &[2, 2, 2], extra_indices.as_flattened())
+        .f32s("sink", &[3], &sink);
+    let dense = Problem {
+        sink: Some(&sink),
+        ..dense
+    };
+    let problem = sparse(dense, shorter, Some((&extra_kv, extra)));
+    let record = agrees("sparse_extra", &more, &problem);
+    counts(&record, 3.0 * f64::from(2 + 2 + 1 + 2 + 2 + 2), 256.0);
+    let more =
+        more.bf16s("extra_kv", &[3, 3, 1, 128], &extra_kv)
+            .i32s("extra_topk_length", &[2], &[1, 0]);
+    let extra = Indices {
+        topk_length: Some(&[1, 0]),
+        ..extra
+    };
+    let problem = sparse(dense, shorter, Some((&extra_kv, extra)));
+    let record = agrees("sparse_extra_lengths", &more, &problem);
+    counts(&record, 3.0 * f64::from(2 + 2 + 1 + 1), 256.0);
+
+    // What FlashMLA takes and has no use for is named.
+    let unused = tensors.i32s("block_table", &[1, 1], &[0]).seqlens(&[7]);
+    let (_, output, _) = run(&folder("sparse_unused"), &unused, &[]);
+    assert_eq!(
+        text(&output.stderr),
+        "note: \"block_table\" is not used\nnote: \"cache_seqlens\" is not used\n"
+    );
+}
+
+/// With offsets, places count within the request.
+#[test]
+fn sparse_attention_to_ragged_caches() {
+    let (q, kv) = (numbers(1536, 1), numbers(11 * 128, 2));
+    let indices = [[0, 4, 2], [5, 1, -1], [3, 4, 0], [1, 1, 6]];
+    let tensors = Tensors::scaled()
+        .bf16s("q", &[2, 2, 3, 128], &q)
+        .bf16s("kv", &[11, 128], &kv)
+        .i32s("kv_indptr", &[3], &[1, 6, 11])
+        .i32s("indices", &[2, 2, 3], indices.as_flattened());
+    let places = Indices {
+        indices: indices.as_flattened(),
+        strides: [6, 3],
+        topk: 3,
+        topk_length: None,
+    };
+    let problem = Problem {
+        kv_indptr: Some(&[1, 6, 11]),
+        ..sparse(dense(SMALL, &q, &kv), places, None)
+    };
+    let record = agrees("sparse_ragged", &tensors, &problem);
+    counts(&record, 3.0 * f64::from(3 + 1 + 3 + 2), 256.0);
+    let problem = Problem {
+        cache_seqlens: Some(&[5, 4]),
+        ..problem
+    };
+    let record = agrees("sparse_seqlens", &tensors.seqlens(&[5, 4]), &problem);
+    counts(&record, 3.0 * f64::from(3 + 1 + 2 + 2), 256.0);
+}
+
+#[test]
+fn sparse_attention_to_all_keys_is_dense() {
+    let kv = numbers(2 * 500 * 128, 2);
+    let dense = Tensors::scaled()
+        .bf16s("q", &[2, 2, 3, 128], &numbers(1536, 1))
+        .bf16s("kv", &[2, 500, 128], &kv);
+    // Places of both positions of either request.
+    let places = |keys: std::ops::Range<i32>, over: i32| -> Vec<i32> {
+        let positions = [0, 0, 1, 1].map(|request| keys.clone().map(move |k| request * over + k));
+        positions.into_iter().flatten().collect()
+    };
+    let by_page = dense
+        .clone()
+        .i32s("indices", &[2, 2, 500], &places(0..500, 500));
+    let by_request = dense
+        .clone()
+        .bf16s("kv", &[1000, 128], &kv)
+        .i32s("kv_indptr", &[3], &[0, 500, 1000])
+        .i32s("indices", &[2, 2, 500], &places(0..500, 0));
+    let from_two = dense
+        .clone()
+        .bf16s("kv", &[250, 4, 128], &kv)
+        .i32s("indices", &[2, 2, 200], &places(0..200, 500))
+        .bf16s("extra_kv", &[40, 25, 1, 128], &kv)
+        .i32s("extra_indices", &[2, 2, 300], &places(200..500, 500));
+    same("sparse_all", &[dense, by_page, by_request, from_two]);
+}
+
+#[test]
+fn fp8_rows() {
+    let (q, kv) = (numbers(12 * 576, 1), steps(10 * 576, 2, 64, 14));
+    let (table, paged) = pages(&kv, 576);
+    let queries = Tensors::scaled().bf16s("q", &[2, 2, 3, 576], &q);
+    let wide = queries.clone().bf16s("kv", &[2, 5, 576], &kv);
+    let rows = queries
+        .clone()
+        .with("kv", Dtype::U8, &[2, 5, 656], fp8(&kv));
+    // As torch saves FlashMLA's cache.
+    let in_pages = queries
+        .with("kv", Dtype::F8_E4M3, &[8, 2, 1, 656], fp8(&paged))
+        .i32s("block_table", &[2, 3], &table)
+        .seqlens(&[5, 5]);
+    same("fp8", &[wide, rows, in_pages]);
+
+    // Rows of two heads.
+    let heads = Tensors::scaled().bf16s("q", &[1, 2, 6, 576], &q);
+    let wide = heads.clone().bf16s("kv", &[1, 5, 2, 576], &kv);
+    let rows = heads.with("kv", Dtype::U8, &[1, 5, 2, 656], fp8(&kv));
+    same("fp8_heads", &[wide, rows]);
+}
+
+#[test]
+fn model1_pages() {
+    let (q, kv) = (numbers(12 * 512, 1), steps(10 * 512, 2, 64, 14));
+    let (table, paged) = pages(&kv, 512);
+    let queries = Tensors::scaled().bf16s("q", &[2, 2, 3, 512], &q);
+    let wide = queries.clone().bf16s("kv", &[2, 5, 512], &kv);
+    let of_requests = queries
+        .clone()
+        .with("kv", Dtype::U8, &[2, 5, 1, 584], model1(&kv, 5));
+    let ragged = queries
+        .clone()
+        .with("kv", Dtype::U8, &[10, 584], model1(&kv, 10))
+        .i32s("kv_indptr", &[3], &[0, 5, 10]);
+    let in_pages = queries
+        .with("kv", Dtype::F8_E4M3, &[8, 2, 1, 584], model1(&paged, 2))
+        .i32s("block_table", &[2, 3], &table)
+        .seqlens(&[5, 5]);
+    same("model1", &[wide, of_requests, ragged, in_pages]);
+}
+
+#[test]
+fn int8_rows() {
+    let [q, kv, v] =
+        [(16, 1), (20, 2), (20, 3)].map(|(rows, seed)| steps(rows * 128, seed, 128, 127));
+    // Two KV heads.
+    let (q_shape, shape) = ([2, 2, 4, 128], [2, 5, 2, 128]);
+    let wide = Tensors::scaled()
+        .bf16s("q", &q_shape, &q)
+        .bf16s("kv", &shape, &kv)
+        .bf16s("v", &shape, &v);
+    let stored = Tensors::scaled()
+        .int8s(["q", "q_scale"], &q_shape, &q)
+        .int8s(["kv", "kv_scale"], &shape, &kv)
+        .int8s(["v", "v_scale"], &shape, &v);
+    same("int8", &[wide, stored]);
+}
+
+#[test]
+fn parts_of_several_formats() {
+    let (q, kv) = (numbers(12 * 192, 1), numbers(10 * 192, 2));
+    let ([q_nope, q_rope], [_, k_rope]) = (cut(&q, 192, 128), cut(&kv, 192, 128));
+    let ckv = steps(10 * 128, 2, 128, 127);
+    let halves = |x: &[bf16]| -> Vec<f16> { x.iter().map(|x| f16::from_f32(x.to_f32())).collect() };
+    let wide = Tensors::scaled()
+        .bf16s("q_nope", &[2, 2, 3, 128], &q_nope)
+        .bf16s("q_rope", &[2, 2, 3, 64], &q_rope)
+        .bf16s("ckv", &[2, 5, 128], &ckv)
+        .bf16s("k_rope", &[2, 5, 64], &k_rope);
+    let stored = wide
+        .clone()
+        .f16s("q_nope", &[2, 2, 3, 128], &halves(&q_nope))
+        .f16s("k_rope", &[2, 5, 64], &halves(&k_rope));
+    let stored = stored.int8s(["ckv", "ckv_scale"], &[2, 5, 128], &ckv);
+    same("parts", &[wide, stored]);
+}
+
+#[test]
+fn f16_rows() {
+    // Thirds are FP16 numbers that BF16 isn't.
+    let thirds = |len, seed| -> Vec<f16> {
+        let numbers = numbers(len, seed).into_iter();
+        numbers.map(|x| f16::from_f32(x.to_f32() / 3.0)).collect()
+    };
+    let [q, kv, v] = [(1536, 1), (1280, 2), (1280, 3)].map(|(len, seed)| thirds(len, seed));
+    let round = |x: &[f16]| -> Vec<bf16> { x.iter().map(|x| bf16::from_f32(x.to_f32())).collect() };
+    let stored = Tensors::scaled()
+        .f16s("q", &[2, 2, 3, 128], &q)
+        .f16s("kv", &[2, 5, 128], &kv)
+        .f16s("v", &[2, 5, 128], &v);
+    let wide = Tensors::scaled()
+        .bf16s("q", &[2, 2, 3, 128], &round(&q))
+        .bf16s("kv", &[2, 5, 128], &round(&kv))
+        .bf16s("v", &[2, 5, 128], &round(&v));
+    same("f16", &[wide, stored.clone()]);
+
+    // What a host that computes in FP16 expects.
+    let folder = folder("f16_expected");
+    let (_, _, out) = run(&folder, &stored, &[]);
+    let rounded = |name| -> Vec<f16> {
+        floats(&out, name)
+            .1
+            .into_iter()
+            .map(f16::from_f32)
+            .collect()
+    };
+    let expecting = stored
+        .f16s("expected_o", &[2, 2, 3, 128], &rounded("o"))
+        .f16s("expected_lse", &[2, 3, 2], &rounded("lse"));
+    let (record, _, _) = run(&folder, &expecting, &[]);
+    assert_eq!(record["reference"], "expected");
+    for key in ["error", "lse_error"] {
+        let error = record[key].as_f64().unwrap();
+        assert!((1e-6..2e-3).contains(&error), "{key}: {record}");
+    }
+}
+
+/// DeepSeek's sparse attention as FlashMLA runs it: FP8 pages, chosen from by their places.
+#[test]
+fn sparse_attention_to_stored_rows() {
+    let places = |tensors: Tensors| {
+        let indices = [-1, 3, 15, 0, 7, 2, 99, 4, 1, 1, -7, 5];
+        tensors
+            .i32s("indices", &[2, 2, 3], &indices)
+            .i32s("topk_length", &[2], &[2, 3])
+            .i32s("extra_indices", &[2, 2, 2], &[0, 8, 9, 1, 2, 3, 5, 4])
+            .f32s("sink", &[3], &[0.0, 1.0, f32::INFINITY])
+    };
+    let (q, kv, extra_kv) = (
+        numbers(12 * 576, 1),
+        steps(16 * 576, 2, 64, 14),
+        steps(9 * 576, 3, 576, 127),
+    );
+    let queries = places(Tensors::scaled().bf16s("q", &[2, 2, 3, 576], &q));
+    let wide = queries.clone().bf16s("kv", &[8, 2, 1, 576], &kv).bf16s(
+        "extra_kv",
+        &[3, 3, 1, 576],
+        &extra_kv,
+    );
+    let stored = queries.with("kv", Dtype::U8, &[8, 2, 1, 656], fp8(&kv));
+    let names = ["extra_kv", "extra_kv_scale"];
+    let stored = stored.int8s(names, &[3, 3, 1, 576], &extra_kv);
+    same("sparse_fp8", &[wide, stored]);
+
+    let (kv, extra_kv) = (steps(16 * 512, 2, 64, 14), steps(9 * 512, 3, 64, 14));
+    let queries = places(Tensors::scaled().bf16s("q", &[2, 2, 3, 512], &numbers(12 * 512, 1)));
+    let wide = queries.clone().bf16s("kv", &[8, 2, 1, 512], &kv).bf16s(
+        "extra_kv",
+        &[3, 3, 1, 512],
+        &extra_kv,
+    );
+    let stored = queries
+        .with("kv", Dtype::F8_E4M3, &[8, 2, 1, 584], model1(&kv, 2))
+        .with("extra_kv", Dtype::U8, &[3, 3, 584], model1(&extra_kv, 3));
+    same("sparse_model1", &[wide, stored]);
+}
+
 #[test]
 fn expectations_hold_for_their_masks_only() {
     let path = folder("expectations").join("in.safetensors");
@@ -565,9 +893,8 @@ fn closed_stdout_ends_quietly() {
 
 #[test]
 fn malformed_files_are_refused() {
-    use Dtype::{BF16, F16, F32, F64, I32, I64};
+    use Dtype::{BF16, F32, F64, I32, I64};
     let folder = folder("malformed");
-    let problem = folder.join("in.safetensors");
     let small = Tensors::small;
     let whole = small().bytes();
     let scale = |x: f32| small().f32s("softmax_scale", &[1], &[x]);
@@ -592,7 +919,7 @@ fn malformed_files_are_refused() {
             (small().without("q"), "no tensor q"),
             (small().without("kv"), "no tensor kv"),
             (small().without("softmax_scale"), "no tensor softmax_scale"),
-            (small().zeros("q", F16, &[2, 2, 3, 128]), "q is F16"),
+            (small().zeros("q", F64, &[2, 2, 3, 128]), "q is F64"),
             (small().zeros("kv", F64, &[2, 5, 128]), "kv is F64"),
             (small().zeros("v", I32, &[2, 5, 128]), "v is I32"),
             (
@@ -667,10 +994,7 @@ fn malformed_files_are_refused() {
         .map(|(tensors, why)| (tensors.bytes(), why)),
     );
     for (bytes, why) in cases {
-        fs::write(&problem, bytes).unwrap();
-        let out = folder.join("out.safetensors");
-        refused(decode().arg(&problem).arg("--json").arg("-o").arg(out), why);
-        assert_eq!(names(&folder), ["in.safetensors"], "{why}");
+        refused_file(&folder, &bytes, &[], why);
     }
 }
 
@@ -679,7 +1003,6 @@ fn files_that_do_not_fit_together_are_refused() {
     use Dtype::{BF16, F32, I32, I64, U8};
     const HUGE: usize = 1 << 63;
     let folder = folder("misfits");
-    let problem = folder.join("in.safetensors");
     let small = Tensors::small;
     let ragged_q = |indptr: &[i32]| {
         let tokens = small().zeros("q", BF16, &[4, 3, 128]);
@@ -974,10 +1297,229 @@ fn files_that_do_not_fit_together_are_refused() {
             "s_q is 9223372036854775808",
         ),
     ] {
-        tensors.write(&problem);
-        let out = folder.join("out.safetensors");
-        refused(decode().arg(&problem).arg("--json").arg("-o").arg(out), why);
-        assert_eq!(names(&folder), ["in.safetensors"], "{why}");
+        refused_file(&folder, &tensors.bytes(), &[], why);
+    }
+}
+
+#[test]
+fn rows_and_places_that_do_not_fit_are_refused() {
+    use Dtype::{BF16, F8_E5M2, F32, I8, I32, I64, U8};
+    const HUGE: usize = 1 << 63;
+    let folder = folder("rows_and_places");
+    let small = Tensors::small;
+    let wide = |d_qk| Tensors::scaled().zeros("q", BF16, &[2, 2, 4, d_qk]);
+    let quantised = || {
+        let tensors = small().zeros("kv", I8, &[2, 5, 128]);
+        tensors.zeros("kv_scale", F32, &[2, 5])
+    };
+    let sparse = || small().zeros("indices", I32, &[2, 2, 4]);
+    let two = || {
+        sparse()
+            .zeros("extra_kv", BF16, &[3, 3, 128])
+            .zeros("extra_indices", I32, &[2, 2, 2])
+    };
+    for (tensors, why) in [
+        // Bytes.
+        (
+            small().zeros("kv", U8, &[2, 5, 128]),
+            "kv is U8 in rows of 128, expected 656 (FP8) or 584 (MODEL1)",
+        ),
+        (
+            small().zeros("kv", F8_E5M2, &[2, 5, 656]),
+            "kv is F8_E5M2, expected BF16, F16, F32, I8, U8 or F8_E4M3",
+        ),
+        (
+            small().zeros("kv", U8, &[2, 5, 656]),
+            "kv has shape [2, 5, 656], expected [2, 5, 128]; its rows have 576 columns",
+        ),
+        (
+            wide(576).zeros("kv", U8, &[2, 5, 584]),
+            "kv has shape [2, 5, 584], expected [2, 5, 576]; its rows have 512 columns",
+        ),
+        (
+            wide(576).zeros("kv", U8, &[3, 5, 656]),
+            "kv has shape [3, 5, 656], expected [2, 5, 656]",
+        ),
+        (
+            wide(576).zeros("kv", U8, &[10, 656]),
+            "kv has shape [10, 656], expected [b, s_k, d_qk]",
+        ),
+        (
+            wide(512).zeros("kv", U8, &[2, 5, 2, 584]),
+            "kv [2, 5, 2, 584] has MODEL1 rows of 2 heads, not 1",
+        ),
+        (small().zeros("v", U8, &[2, 5, 656]), "(128, 576)"),
+        // Scales.
+        (
+            quantised().without("kv_scale"),
+            "there is no tensor kv_scale for kv [2, 5, 128]",
+        ),
+        (
+            quantised().zeros("kv_scale", F32, &[2, 5, 1]),
+            "kv_scale has shape [2, 5, 1], expected [2, 5]",
+        ),
+        (
+            quantised().zeros("kv_scale", F32, &[1]),
+            "kv_scale has shape [1], expected [2, 5]",
+        ),
+        (
+            quantised().zeros("kv_scale", BF16, &[2, 5]),
+            "kv_scale is BF16, expected F32",
+        ),
+        (
+            quantised().zeros("kv", BF16, &[2, 5, 128]),
+            "kv_scale [2, 5] is for kv in I8, which is BF16",
+        ),
+        (
+            small().zeros("q", I8, &[2, 2, 3, 128]),
+            "there is no tensor q_scale for q [2, 2, 3, 128]",
+        ),
+        (
+            two().zeros("extra_kv", I8, &[3, 3, 128]),
+            "there is no tensor extra_kv_scale for extra_kv [3, 3, 128]",
+        ),
+        // Places.
+        (sparse().zeros("indices", I64, &[2, 2, 4]), "indices is I64"),
+        (
+            sparse().zeros("indices", I32, &[2, 4]),
+            "indices has shape [2, 4], expected [2, 2, 4]",
+        ),
+        (
+            sparse().zeros("indices", I32, &[]),
+            "indices has shape [], expected [2, 2, 0]",
+        ),
+        (
+            sparse().zeros("topk_length", I32, &[2, 2]),
+            "topk_length has shape [2, 2], expected [2]",
+        ),
+        (
+            sparse().zeros("topk_length", I64, &[2]),
+            "topk_length is I64",
+        ),
+        (
+            sparse().i32s("topk_length", &[2], &[4, 5]),
+            "topk_length[1] is 5, not in 0..=4",
+        ),
+        (
+            sparse().i32s("topk_length", &[2], &[-1, 4]),
+            "topk_length[0] is -1",
+        ),
+        (
+            small().zeros("topk_length", I32, &[2]),
+            "there is no tensor indices for topk_length [2]",
+        ),
+        (
+            sparse().zeros("kv", BF16, &[10, 128]),
+            "kv has shape [10, 128], expected [pages, page_size, d_qk] or",
+        ),
+        (
+            sparse().zeros("kv", BF16, &[2, 0, 128]),
+            "kv [2, 0, 128] has a page size of 0",
+        ),
+        // The second cache.
+        (
+            two().without("indices"),
+            "there is no tensor indices for extra_kv",
+        ),
+        (
+            two().without("extra_kv"),
+            "there is no tensor extra_kv for extra_indices",
+        ),
+        (
+            two().without("extra_indices"),
+            "there is no tensor extra_indices for extra_kv [3, 3, 128]",
+        ),
+        (
+            sparse().zeros("extra_topk_length", I32, &[2]),
+            "there is no tensor extra_indices for extra_topk_length [2]",
+        ),
+        (
+            two().zeros("extra_kv", BF16, &[9, 128]),
+            "extra_kv has shape [9, 128], expected [pages, page_size, 1, 128]",
+        ),
+        (
+            two().zeros("extra_kv", BF16, &[3, 3, 2, 128]),
+            "extra_kv has shape [3, 3, 2, 128], expected [pages, page_size, 1, 128]",
+        ),
+        (
+            two().zeros("extra_kv", BF16, &[3, 3, 64]),
+            "extra_kv has shape [3, 3, 64], expected [3, 3, 128]",
+        ),
+        (
+            two().zeros("extra_kv", U8, &[3, 3, 584]),
+            "extra_kv has shape [3, 3, 584], expected [3, 3, 128]; its rows have 512 columns",
+        ),
+        (
+            two().zeros("extra_kv", BF16, &[3, 0, 128]),
+            "extra_kv [3, 0, 128] has a page size of 0",
+        ),
+        (
+            two().zeros("extra_kv", I32, &[3, 3, 128]),
+            "extra_kv is I32",
+        ),
+        (
+            two().zeros("extra_indices", I32, &[2, 1, 2]),
+            "extra_indices has shape [2, 1, 2], expected [2, 2, 2]",
+        ),
+        (
+            two().i32s("extra_topk_length", &[2], &[0, 3]),
+            "extra_topk_length[1] is 3, not in 0..=2",
+        ),
+        // What can't go with places.
+        (
+            sparse().metadata("causal", "true"),
+            "indices and causal can't be combined",
+        ),
+        (
+            sparse().metadata("window", "3"),
+            "indices and window can't be combined",
+        ),
+        (
+            sparse().zeros("tail_mask", U8, &[2, 2, 4]),
+            "indices and tail_mask can't be combined",
+        ),
+        (
+            sparse().zeros("v", BF16, &[2, 5, 128]),
+            "indices and v can't be combined",
+        ),
+        (
+            wide(192)
+                .zeros("ckv", BF16, &[2, 5, 128])
+                .zeros("k_rope", BF16, &[2, 5, 64])
+                .zeros("indices", I32, &[2, 2, 4]),
+            "indices and k_rope can't be combined",
+        ),
+        (
+            sparse()
+                .zeros("q", BF16, &[4, 3, 128])
+                .i32s("q_indptr", &[3], &[0, 2, 4])
+                .zeros("indices", I32, &[4, 4]),
+            "indices and q_indptr can't be combined",
+        ),
+        (
+            sparse()
+                .zeros("kv", BF16, &[10, 128])
+                .i32s("kv_indptr", &[3], &[0, 5, 10])
+                .zeros("block_table", I32, &[2, 1]),
+            "block_table [2, 1] and kv_indptr [3] exclude each other",
+        ),
+        // Sizes that nothing bounds, as there are no elements.
+        (
+            sparse()
+                .zeros("q", BF16, &[0, HUGE, 3, 128])
+                .zeros("indices", I32, &[0, HUGE, HUGE]),
+            "s_q is 9223372036854775808",
+        ),
+        (
+            sparse().zeros("kv", BF16, &[HUGE, 1, 0, 128]),
+            "s_k is 9223372036854775808",
+        ),
+    ] {
+        refused_file(&folder, &tensors.bytes(), &[], why);
+    }
+    for args in [&["--causal"][..], &["--window", "3"]] {
+        let why = format!("indices and {} can't be combined", &args[0][2..]);
+        refused_file(&folder, &sparse().bytes(), args, &why);
     }
 }
 

@@ -2,25 +2,29 @@
 
 use std::ops::Range;
 
-use amla::{Data, Pages, Problem, Shape, TailMask, Tensor};
+use amla::{Pages, Problem, Shape, TailMask};
 use half::bf16;
 
-/// A problem that owns its tensors, each contiguous.
+use crate::sparse::Chosen;
+use crate::stored::{Elements, Stored};
+
+/// A problem that owns its tensors.
 pub struct Case {
     pub shape: Shape,
-    pub q: Vec<bf16>,
-    pub q_rope: Option<Vec<bf16>>,
+    pub q: Stored,
+    pub q_rope: Option<Stored>,
     /// Runs from 0 to the number of queries.
     pub q_indptr: Option<Vec<i32>>,
-    pub kv: Vec<bf16>,
-    pub k_rope: Option<Vec<bf16>>,
-    pub v: Option<Vec<bf16>>,
+    pub kv: Stored,
+    pub k_rope: Option<Stored>,
+    pub v: Option<Stored>,
     pub pages: Option<Table>,
     pub kv_indptr: Option<Vec<i32>>,
     pub cache_seqlens: Option<Vec<i32>>,
     pub causal: bool,
     pub window: Option<usize>,
     pub tail_mask: Option<Tail>,
+    pub sparse: Option<Chosen>,
     pub sink: Option<Vec<f32>>,
     pub softmax_scale: f32,
     /// `[b, s_q, h_q]` of the outputs: `[1, tokens, h_q]` with `q_indptr`.
@@ -33,7 +37,7 @@ pub struct Case {
     pub notes: Vec<String>,
 }
 
-/// Where the pages are, `[b, max_blocks]`.
+/// Where the pages are, `[b, max_blocks]`; nowhere if places of keys say it.
 pub struct Table {
     pub entries: Vec<i32>,
     pub max_blocks: usize,
@@ -50,13 +54,19 @@ pub struct Tail {
 impl Case {
     /// A problem over dense tensors, every key visible to every query.
     pub fn dense(shape: Shape, q: Vec<bf16>, kv: Vec<bf16>, softmax_scale: f32) -> Self {
+        let rows = [shape.b, shape.s_q, shape.h_q];
+        let stored = |values, dims| Stored {
+            elements: Elements::Bf16(values),
+            dims,
+            row: shape.d_qk,
+        };
         Self {
-            rows: [shape.b, shape.s_q, shape.h_q],
+            rows,
             shape,
-            q,
+            q: stored(q, rows),
             q_rope: None,
             q_indptr: None,
-            kv,
+            kv: stored(kv, [shape.b, shape.s_k, shape.h_kv]),
             k_rope: None,
             v: None,
             pages: None,
@@ -65,6 +75,7 @@ impl Case {
             causal: false,
             window: None,
             tail_mask: None,
+            sparse: None,
             sink: None,
             softmax_scale,
             expected_o: None,
@@ -101,18 +112,13 @@ impl Case {
 
     /// The problem, borrowed.
     pub fn problem(&self) -> Problem<'_> {
-        let s = self.shape;
-        let page = self.pages.as_ref().map(|table| table.page_size);
-        let (positions, keys) = ((s.s_q, s.h_q), (page.unwrap_or(s.s_k), s.h_kv));
-        let whole_or = |rope: &Option<_>| if rope.is_some() { s.d_v } else { s.d_qk };
-        let rope = s.d_qk.saturating_sub(s.d_v);
         Problem {
-            q: tensor(&self.q, positions, whole_or(&self.q_rope)),
-            q_rope: self.q_rope.as_ref().map(|x| tensor(x, positions, rope)),
+            q: self.q.tensor(),
+            q_rope: self.q_rope.as_ref().map(Stored::tensor),
             q_indptr: self.q_indptr.as_deref(),
-            kv: tensor(&self.kv, keys, whole_or(&self.k_rope)),
-            k_rope: self.k_rope.as_ref().map(|x| tensor(x, keys, rope)),
-            v: self.v.as_ref().map(|v| tensor(v, keys, s.d_v)),
+            kv: self.kv.tensor(),
+            k_rope: self.k_rope.as_ref().map(Stored::tensor),
+            v: self.v.as_ref().map(Stored::tensor),
             pages: self.pages.as_ref().map(|table| Pages {
                 block_table: &table.entries,
                 max_blocks: table.max_blocks,
@@ -127,19 +133,10 @@ impl Case {
                 words: &mask.words,
                 tail: mask.tail,
             }),
+            sparse: self.sparse.as_ref().map(Chosen::sparse),
             sink: self.sink.as_deref(),
-            ..Problem::dense(s, &self.q, &self.kv, self.softmax_scale)
+            ..Problem::dense(self.shape, &[], &[], self.softmax_scale)
         }
-    }
-}
-
-/// A tensor that is contiguous in positions or keys and heads.
-fn tensor(data: &[bf16], (inner, heads): (usize, usize), width: usize) -> Tensor<'_> {
-    // Nothing was checked yet, and empty tensors may have dimensions of any size.
-    let row = heads.saturating_mul(width);
-    Tensor {
-        data: Data::Bf16(data),
-        strides: [inner.saturating_mul(row), row, width],
     }
 }
 
@@ -159,6 +156,9 @@ impl Case {
 
     /// How many keys query position `j` of request `b` sees.
     fn seen(&self, b: usize, j: usize) -> usize {
+        if let Some(chosen) = &self.sparse {
+            return chosen.seen([b, j], self.len(b));
+        }
         let visible = self.visible(b, j);
         let Some(mask) = &self.tail_mask else {
             return visible.len();

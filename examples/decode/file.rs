@@ -9,6 +9,7 @@ use safetensors::tensor::{Dtype, TensorView};
 
 use crate::case::{Case, Tail, heads_first};
 use crate::layout::{Keys, Parts, Queries};
+use crate::sparse::{Chosen, Places};
 use crate::tensors::{Named, Tensors};
 
 /// Reads a file.
@@ -32,18 +33,22 @@ pub fn parse(bytes: &[u8], d_v: Option<usize>) -> Result<Case, String> {
     let q = Parts::of(&mut file, ["q", "q_nope", "q_rope"])?;
     let kv = Parts::of(&mut file, ["kv", "ckv", "k_rope"])?;
     let scale = file.required("softmax_scale")?;
-    let [v, expected_o, expected_lse] =
-        ["v", "expected_o", "expected_lse"].map(|name| file.optional(name));
-    let [cache_seqlens, tail_mask, sink] =
-        ["cache_seqlens", "tail_mask", "sink"].map(|name| file.optional(name));
+    let v = file.input("v")?;
+    let [tail_mask, sink, expected_o, expected_lse] =
+        ["tail_mask", "sink", "expected_o", "expected_lse"].map(|name| file.optional(name));
 
     let queries = Queries::of(&mut file, &q)?;
     let [.., h_q] = queries.rows;
-    let keys = Keys::of(&mut file, &kv, queries.b)?;
+    let places = Places::of(&mut file, ["indices", "topk_length"], &queries)?;
+    let keys = Keys::of(&mut file, &kv, queries.b, places.is_some())?;
+    let [.., h_kv] = keys.rows;
+    // Places in pages know no requests, nor how long they are.
+    let lengths = places.is_none() || keys.indptr.is_some();
+    let cache_seqlens = lengths.then(|| file.optional("cache_seqlens")).flatten();
 
     // The width of a value is that of every tensor that has it.
-    let rope = q.rope.as_ref().map_or(0, Named::width);
-    let d_qk = q.first.width().saturating_add(rope);
+    let rope = q.rope.as_ref().map_or(0, Named::columns);
+    let d_qk = q.first.columns().saturating_add(rope);
     let mut width = d_v;
     for (tensor, rows) in [
         (q.rope.as_ref().and(Some(&q.first)), &q.first),
@@ -52,8 +57,8 @@ pub fn parse(bytes: &[u8], d_v: Option<usize>) -> Result<Case, String> {
         (expected_o.as_ref(), &q.first),
     ] {
         if let Some(tensor) = tensor {
-            let width = *width.get_or_insert(tensor.width());
-            tensor.expect(&rows.shape_with(width))?;
+            let width = *width.get_or_insert(tensor.columns());
+            tensor.expect_like(rows, width)?;
         }
     }
     let usual = || SUPPORTED_DIMS.iter().find(|d| d.0 == d_qk).map(|d| d.1);
@@ -62,11 +67,11 @@ pub fn parse(bytes: &[u8], d_v: Option<usize>) -> Result<Case, String> {
         .ok_or_else(|| format!("no kernel is for d_qk = {d_qk}, whatever d_v"))?;
     let rope = d_qk.saturating_sub(d_v);
     if let Some(q_rope) = &q.rope {
-        q_rope.expect(&q.first.shape_with(rope))?;
+        q_rope.expect_like(&q.first, rope)?;
     }
     match &kv.rope {
-        Some(k_rope) => k_rope.expect(&kv.first.shape_with(rope))?,
-        None => kv.first.expect(&kv.first.shape_with(d_qk))?,
+        Some(k_rope) => k_rope.expect_like(&kv.first, rope)?,
+        None => kv.first.expect_like(&kv.first, d_qk)?,
     }
 
     for (tensor, want) in [
@@ -79,6 +84,10 @@ pub fn parse(bytes: &[u8], d_v: Option<usize>) -> Result<Case, String> {
         }
     }
 
+    let sparse = Chosen::of(&mut file, places, &queries, h_kv, d_qk)?;
+    let tail_mask = tail_mask
+        .map(|mask| tail(&mask, queries.lead()))
+        .transpose()?;
     let ragged = queries.indptr.is_some();
     let lse = |lse: Named| log_sums(&lse, queries.rows, ragged);
     Ok(Case {
@@ -87,22 +96,29 @@ pub fn parse(bytes: &[u8], d_v: Option<usize>) -> Result<Case, String> {
             s_q: queries.s_q,
             s_k: keys.s_k,
             h_q,
-            h_kv: keys.h_kv,
+            h_kv,
             d_qk,
             d_v,
         },
-        q: file.inputs(&q.first)?,
-        q_rope: q.rope.map(|part| file.inputs(&part)).transpose()?,
+        q: file.stored(&q.first, queries.rows)?,
+        q_rope: q
+            .rope
+            .map(|part| file.stored(&part, queries.rows))
+            .transpose()?,
         q_indptr: queries.indptr,
-        kv: file.inputs(&kv.first)?,
-        k_rope: kv.rope.map(|part| file.inputs(&part)).transpose()?,
-        v: v.map(|v| file.inputs(&v)).transpose()?,
+        kv: file.stored(&kv.first, keys.rows)?,
+        k_rope: kv
+            .rope
+            .map(|part| file.stored(&part, keys.rows))
+            .transpose()?,
+        v: v.map(|v| file.stored(&v, keys.rows)).transpose()?,
         pages: keys.pages,
         kv_indptr: keys.indptr,
         cache_seqlens: cache_seqlens.map(|lens| lens.i32s()).transpose()?,
         causal: causal(&file)?,
         window: window(&file)?,
-        tail_mask: tail_mask.map(|mask| tail(&mask, &q.first)).transpose()?,
+        sparse,
+        tail_mask,
         sink: sink.map(|sink| sink.f32s()).transpose()?,
         softmax_scale: scale.f32s()?[0],
         rows: queries.rows,
@@ -113,9 +129,8 @@ pub fn parse(bytes: &[u8], d_v: Option<usize>) -> Result<Case, String> {
 }
 
 /// A mask of bytes, `[b, s_q, tail]` or `[tokens, tail]`, as words.
-fn tail(mask: &Named, q: &Named) -> Result<Tail, String> {
+fn tail(mask: &Named, queries: &[usize]) -> Result<Tail, String> {
     let tail = mask.width();
-    let queries = &q.shape()[..q.shape().len() - 2];
     mask.expect(&[queries, &[tail]].concat())?;
     let word = |bits: &[bool]| {
         let bits = bits.iter().rev();

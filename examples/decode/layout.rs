@@ -1,7 +1,7 @@
 //! How a file lays out queries and keys: dense, ragged or paged, whole or in parts.
 
 use crate::case::Table;
-use crate::tensors::{Named, Tensors};
+use crate::tensors::{Named, Tensors, missing};
 
 /// A tensor of queries or keys, whole or in two parts.
 pub struct Parts<'a> {
@@ -13,10 +13,10 @@ pub struct Parts<'a> {
 impl<'a> Parts<'a> {
     /// # Errors
     /// Neither the whole nor both parts are there, or too much.
-    pub fn of(file: &mut Tensors<'a>, names: [&'static str; 3]) -> Result<Self, String> {
+    pub fn of(file: &mut Tensors<'a>, names: [&str; 3]) -> Result<Self, String> {
         let exclusive = |a: &Named, b: &Named| Err(format!("{a} and {b} exclude each other"));
-        let missing = |name, other: &Named| Err(format!("there is no tensor {name} for {other}"));
-        match names.map(|name| file.optional(name)) {
+        let [whole, first, rope] = names.map(|name| file.input(name));
+        match [whole?, first?, rope?] {
             [Some(first), None, None] => Ok(Self { first, rope: None }),
             [None, Some(first), Some(rope)] => Ok(Self {
                 first,
@@ -25,8 +25,8 @@ impl<'a> Parts<'a> {
             [Some(whole), Some(part), _] | [Some(whole), None, Some(part)] => {
                 exclusive(&whole, &part)
             }
-            [None, Some(first), None] => missing(names[2], &first),
-            [None, None, Some(rope)] => missing(names[1], &rope),
+            [None, Some(first), None] => Err(missing(names[2], &first)),
+            [None, None, Some(rope)] => Err(missing(names[1], &rope)),
             [None, None, None] => {
                 let [whole, first, rope] = names;
                 Err(format!(
@@ -88,43 +88,54 @@ impl Queries {
             indptr: Some(offsets.values),
         })
     }
+
+    /// `[b, s_q]` or `[tokens]`: what tensors of queries begin with.
+    pub fn lead(&self) -> &[usize] {
+        &self.rows[usize::from(self.indptr.is_some())..2]
+    }
 }
 
 pub struct Keys {
     /// Most keys of a request.
     pub s_k: usize,
-    pub h_kv: usize,
+    /// `[b, s_k, h_kv]`, `[1, tokens, h_kv]` or `[pages, page_size, h_kv]`
+    pub rows: [usize; 3],
     pub pages: Option<Table>,
     pub indptr: Option<Vec<i32>>,
 }
 
 impl Keys {
+    /// The layout of keys; `sparse` if queries choose theirs by their places.
+    ///
     /// # Errors
     /// What does not fit.
-    pub fn of(file: &mut Tensors, kv: &Parts, b: usize) -> Result<Self, String> {
+    pub fn of(file: &mut Tensors, kv: &Parts, b: usize, sparse: bool) -> Result<Self, String> {
         let shape = kv.first.shape();
-        match (file.optional("block_table"), file.optional("kv_indptr")) {
+        let paged = || {
+            pages(&kv.first, || {
+                kv.misfit(&["pages, page_size", "pages, page_size, h_kv"])
+            })
+        };
+        let indptr = file.optional("kv_indptr");
+        // Places are in the cache itself then, as FlashMLA has it, and no table counts.
+        let placed = sparse && indptr.is_none();
+        let table = (!placed).then(|| file.optional("block_table")).flatten();
+        match (table, indptr) {
             (Some(table), Some(indptr)) => Err(format!("{table} and {indptr} exclude each other")),
             (Some(table), None) => {
-                let (&[pages, page_size], h_kv) = heads(shape)
-                    .ok_or_else(|| kv.misfit(&["pages, page_size", "pages, page_size, h_kv"]))?;
+                let rows = paged()?;
                 let &[_, max_blocks] = table.shape() else {
                     return Err(table.misfit("[b, max_blocks]"));
                 };
                 table.expect(&[b, max_blocks])?;
-                if page_size == 0 {
-                    return Err(format!("{} has a page size of 0", kv.first));
-                }
+                Ok(Self::paged(rows, max_blocks, table.i32s()?))
+            }
+            (None, None) if placed => {
+                let keys = Self::paged(paged()?, 0, Vec::new());
+                let [pages, page_size, _] = keys.rows;
                 Ok(Self {
-                    s_k: max_blocks.saturating_mul(page_size),
-                    h_kv,
-                    pages: Some(Table {
-                        entries: table.i32s()?,
-                        max_blocks,
-                        page_size,
-                        pages,
-                    }),
-                    indptr: None,
+                    s_k: pages.saturating_mul(page_size),
+                    ..keys
                 })
             }
             (None, Some(indptr)) => {
@@ -138,7 +149,7 @@ impl Keys {
                 }
                 Ok(Self {
                     s_k: offsets.longest,
-                    h_kv,
+                    rows: [1, tokens, h_kv],
                     pages: None,
                     indptr: Some(offsets.values),
                 })
@@ -149,13 +160,41 @@ impl Keys {
                 kv.first.expect(&[&[b], &shape[1..]].concat())?;
                 Ok(Self {
                     s_k,
-                    h_kv,
+                    rows: [b, s_k, h_kv],
                     pages: None,
                     indptr: None,
                 })
             }
         }
     }
+
+    /// Pages, and where they are, `[b, max_blocks]`.
+    fn paged(rows: [usize; 3], max_blocks: usize, entries: Vec<i32>) -> Self {
+        let [pages, page_size, _] = rows;
+        Self {
+            s_k: max_blocks.saturating_mul(page_size),
+            rows,
+            pages: Some(Table {
+                entries,
+                max_blocks,
+                page_size,
+                pages,
+            }),
+            indptr: None,
+        }
+    }
+}
+
+/// `[pages, page_size, h_kv]` of a paged cache.
+///
+/// # Errors
+/// `misfit`, or pages of no keys.
+pub fn pages(kv: &Named, misfit: impl FnOnce() -> String) -> Result<[usize; 3], String> {
+    let (&[pages, page_size], h_kv) = heads(kv.shape()).ok_or_else(misfit)?;
+    if page_size == 0 {
+        return Err(format!("{kv} has a page size of 0"));
+    }
+    Ok([pages, page_size, h_kv])
 }
 
 /// The first `N` sizes, and that of the heads if a dimension of them comes next.

@@ -22,6 +22,8 @@ mod file;
 mod layout;
 mod reference;
 mod report;
+mod sparse;
+mod stored;
 mod tensors;
 
 use case::Case;
@@ -39,14 +41,14 @@ Without FILE: real activations that come with the example, and a problem of Deep
 
 const FILE_HELP: &str = "\
 Tensors of FILE:
-  q                BF16 or F32  [b, s_q, h_q, d_qk]
-  kv               BF16 or F32  [b, s_k, d_qk] or [b, s_k, h_kv, d_qk]; its first d_v columns are the
+  q                rows         [b, s_q, h_q, d_qk]
+  kv               rows         [b, s_k, d_qk] or [b, s_k, h_kv, d_qk]; its first d_v columns are the
                                 values if there is no v
   softmax_scale    F32          [1]
 and optionally
-  q_nope, q_rope   BF16 or F32  instead of q, its first d_v columns and the others
-  ckv, k_rope      BF16 or F32  instead of kv, its first d_v columns and the others
-  v                BF16 or F32  [b, s_k, d_v] or [b, s_k, h_kv, d_v], as kv is
+  q_nope, q_rope   rows         instead of q, its first d_v columns and the others
+  ckv, k_rope      rows         instead of kv, its first d_v columns and the others
+  v                rows         [b, s_k, d_v] or [b, s_k, h_kv, d_v], as kv is
   q_indptr         I32          [b + 1], where each request's queries begin; tensors of queries are
                                 then [tokens, ...], not [b, s_q, ...]
   kv_indptr        I32          [b + 1], where each request's keys begin; tensors of keys are then
@@ -56,14 +58,33 @@ and optionally
   cache_seqlens    I32          [b], valid keys of each request; all that there is room for if absent
   tail_mask        BOOL or U8   [b, s_q, tail], which of a request's last keys each query sees
   sink             F32          [h_q], each head's attention sink
-  expected_o       BF16 or F32  [b, s_q, h_q, d_v]
-  expected_lse     BF16 or F32  [b, h_q, s_q] or [b, s_q, h_q], [h_q, tokens] or [tokens, h_q] with
+  indices          I32          [b, s_q, topk], sparse attention: the keys that each query sees, by
+                                their places. kv is then [pages, page_size, ...], whoever the pages
+                                belong to, and a place is page * page_size + key in the page; with
+                                kv_indptr it is the key's number within its request. Places that are
+                                negative or beyond the cache are skipped
+  topk_length      I32          [b], how many of each query's places count; all of them if absent
+  extra_kv         rows         [pages, page_size, d_qk] or [pages, page_size, h_kv, d_qk], a second
+                                cache for sparse attention, with
+  extra_indices, extra_topk_length
+                                as indices and topk_length
+  expected_o       floats       [b, s_q, h_q, d_v], in BF16, F16 or F32
+  expected_lse     floats       [b, h_q, s_q] or [b, s_q, h_q], [h_q, tokens] or [tokens, h_q] with
                                 q_indptr; the first where both fit
+Rows, for each tensor as it likes:
+  BF16, F16        as they are
+  F32              rounded to BF16 when FILE is read, and a note says so
+  I8               with a scale for each row, F32: q_scale, kv_scale, v_scale, extra_kv_scale, ... of
+                   the tensor's shape without its last dimension
+  U8 or F8_E4M3    FlashMLA's FP8 rows of 576 columns, [..., 656]: 512 e4m3, 4 F32 scales, 64 BF16
+                   FlashMLA's MODEL1 rows of 512 columns, [..., 584]: of each page (or request, or all
+                   tokens) first the rows, 448 e4m3 and 64 BF16, then 8 bytes of scales for each
+The kernel rounds all of them to BF16, and so does Golden.
 Metadata of FILE, optional: causal (\"true\" or \"false\") and window (\"N\"), as the options.
 d_v is the width of a tensor that has it, or else --d-v, or else the usual one: 512, 512, 256, 128,
-128, 64 for d_qk = 576, 512, 320, 192, 128, 64. Inputs in F32 are rounded to BF16, and a note says
-so. Errors are against expected_o and expected_lse, or else Golden, the same problem computed here
-in f64; so too if --causal or --window change what FILE's metadata say, and a note says so.
+128, 64 for d_qk = 576, 512, 320, 192, 128, 64. Errors are against expected_o and expected_lse, or
+else Golden, the same problem computed here in f64; so too if --causal or --window change what FILE's
+metadata say, and a note says so.
 
 Tensors of OUT:
   o                F32          [b, s_q, h_q, d_v], or [tokens, h_q, d_v] with q_indptr

@@ -5,8 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use amla::format::{FP8_ROW, MODEL1_ROW, MODEL1_SCALES, encode_fp8, encode_int8, encode_model1};
 use amla::{Problem, reference};
-use half::bf16;
+use half::{bf16, f16};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::Value;
@@ -66,6 +67,45 @@ pub fn numbers(len: usize, seed: usize) -> Vec<bf16> {
         .collect()
 }
 
+/// Numbers that no format here rounds where `largest`, 14 or 127, is what it takes: in
+/// chunks, each with a power of two of its own and an element of that many steps.
+pub fn steps(len: usize, seed: usize, chunk: usize, largest: usize) -> Vec<bf16> {
+    let step = |i: usize| match i % chunk {
+        0 => largest as f32,
+        _ => ((i * 37 + seed) * (i + 11) % (2 * largest + 1)) as f32 - largest as f32,
+    };
+    (0..len)
+        .map(|i| {
+            step(i) / largest.next_power_of_two() as f32 * 0.5_f32.powi((i / chunk % 5) as i32)
+        })
+        .map(bf16::from_f32)
+        .collect()
+}
+
+pub fn fp8(rows: &[bf16]) -> Vec<u8> {
+    let mut bytes = vec![0; rows.len() / 576 * FP8_ROW];
+    for (row, bytes) in rows.chunks(576).zip(bytes.chunks_mut(FP8_ROW)) {
+        encode_fp8(row, bytes).unwrap();
+    }
+    bytes
+}
+
+/// Pages, or requests, of so many rows.
+pub fn model1(rows: &[bf16], page_size: usize) -> Vec<u8> {
+    let page = page_size * (MODEL1_ROW + MODEL1_SCALES);
+    let mut bytes = vec![0; rows.len() / 512 / page_size * page];
+    for (rows, page) in rows.chunks(page_size * 512).zip(bytes.chunks_mut(page)) {
+        let (values, scales) = page.split_at_mut(page_size * MODEL1_ROW);
+        let stored = values
+            .chunks_mut(MODEL1_ROW)
+            .zip(scales.chunks_mut(MODEL1_SCALES));
+        for (row, (values, scales)) in rows.chunks(512).zip(stored) {
+            encode_model1(row, values, scales).unwrap();
+        }
+    }
+    bytes
+}
+
 /// A file in the making.
 #[derive(Clone, Default)]
 pub struct Tensors {
@@ -99,6 +139,24 @@ impl Tensors {
     pub fn i32s(self, name: &'static str, shape: &[usize], data: &[i32]) -> Self {
         let bytes = data.iter().flat_map(|x| x.to_le_bytes()).collect();
         self.with(name, Dtype::I32, shape, bytes)
+    }
+
+    pub fn f16s(self, name: &'static str, shape: &[usize], data: &[f16]) -> Self {
+        let bytes = data.iter().flat_map(|x| x.to_le_bytes()).collect();
+        self.with(name, Dtype::F16, shape, bytes)
+    }
+
+    /// Rows in INT8, and their scales, of these names.
+    pub fn int8s(self, [name, scale]: [&'static str; 2], shape: &[usize], rows: &[bf16]) -> Self {
+        let (width, lead) = shape.split_last().unwrap();
+        let mut values = vec![0; rows.len()];
+        let stored = rows.chunks(*width).zip(values.chunks_mut(*width));
+        let scales: Vec<_> = stored
+            .map(|(row, values)| encode_int8(row, values).unwrap())
+            .collect();
+        let bytes = values.iter().map(|x| x.cast_unsigned()).collect();
+        self.with(name, Dtype::I8, shape, bytes)
+            .f32s(scale, lead, &scales)
     }
 
     pub fn metadata(mut self, key: &str, value: &str) -> Self {
@@ -228,6 +286,23 @@ pub fn agrees(name: &str, tensors: &Tensors, problem: &Problem) -> Value {
     last
 }
 
+/// The files have the same results, bit for bit, and Golden has them too.
+#[track_caller]
+pub fn same(name: &str, files: &[Tensors]) {
+    let folder = folder(name);
+    let mut first = None;
+    for (i, tensors) in files.iter().enumerate() {
+        let (record, output, written) = run(&folder, tensors, &[]);
+        assert_eq!(text(&output.stderr), "");
+        assert_eq!(record["reference"], "golden");
+        for (key, limit) in [("error", 1e-2), ("lse_error", 1e-4), ("base_error", 1e-2)] {
+            assert!(record[key].as_f64().unwrap() < limit, "{key}: {record}");
+        }
+        // Not `assert_eq`, which would print all of them.
+        assert!(*first.get_or_insert(written.clone()) == written, "file {i}");
+    }
+}
+
 /// The speed counts so many keys of a row, of `width` columns of keys and values.
 #[track_caller]
 pub fn counts(record: &Value, keys: f64, width: f64) {
@@ -247,4 +322,15 @@ pub fn refused(command: &mut Command, why: &str) {
         "{why}: {stderr}"
     );
     assert_eq!(text(&output.stdout), "", "{why}");
+}
+
+/// [`refused`], and no output, in an empty folder.
+#[track_caller]
+pub fn refused_file(folder: &Path, bytes: &[u8], args: &[&str], why: &str) {
+    let [file, out] = ["in.safetensors", "out.safetensors"].map(|name| folder.join(name));
+    fs::write(&file, bytes).unwrap();
+    let mut command = decode();
+    command.arg(&file).arg("--json").arg("-o").arg(out);
+    refused(command.args(args), why);
+    assert_eq!(names(folder), ["in.safetensors"], "{why}");
 }
