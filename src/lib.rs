@@ -56,7 +56,7 @@ pub use error::{Argument, Error};
 pub use format::Data;
 pub use isa::{Backend, BackendId};
 pub use merge::{Part, merge};
-pub use plan::{Plan, combine, decode, run_task};
+pub use plan::{Plan, combine, decode, run_task, run_tasks};
 #[cfg(feature = "rayon")]
 pub use pool::decode_on_rayon;
 pub use problem::{

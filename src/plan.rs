@@ -93,6 +93,9 @@ impl Cut {
 }
 
 impl Plan {
+    /// Numbers that a plan takes as such ([`to_words`](Self::to_words)).
+    pub const WORDS: usize = 10;
+
     /// Plans a problem.
     ///
     /// # Errors
@@ -192,6 +195,56 @@ impl Plan {
     #[must_use]
     pub const fn partial_len(&self) -> usize {
         Partial::len(self.rows, self.shape.d_v)
+    }
+
+    /// The plan as numbers, to be kept or sent where a `Plan` can't be.
+    #[must_use]
+    pub const fn to_words(&self) -> [u64; Self::WORDS] {
+        let Shape {
+            b,
+            s_q,
+            s_k,
+            h_q,
+            h_kv,
+            d_qk,
+            d_v,
+        } = self.shape;
+        let sizes = [b, s_q, s_k, h_q, h_kv, d_qk, d_v, self.tasks, self.rows];
+        let mut words = [self.lengths; Self::WORDS];
+        let mut i = 0;
+        while i < sizes.len() {
+            words[i] = sizes[i] as u64;
+            i += 1;
+        }
+        words
+    }
+
+    /// The plan that [`to_words`](Self::to_words) gave these numbers for; `None` if they can't
+    /// be any's. Others may still be nobody's plan, which whoever takes them for a problem's
+    /// finds out: every plan is compared with the problem.
+    #[must_use]
+    pub fn from_words(words: [u64; Self::WORDS]) -> Option<Self> {
+        let mut sizes = [0; Self::WORDS - 1];
+        for (size, word) in sizes.iter_mut().zip(words) {
+            *size = usize::try_from(word).ok()?;
+        }
+        let [b, s_q, s_k, h_q, h_kv, d_qk, d_v, tasks, rows] = sizes;
+        let plan = Self {
+            shape: Shape {
+                b,
+                s_q,
+                s_k,
+                h_q,
+                h_kv,
+                d_qk,
+                d_v,
+            },
+            tasks,
+            rows,
+            lengths: words[Self::WORDS - 1],
+        };
+        check_dims(d_qk, d_v).ok()?;
+        (1..=GROUP_ROWS).contains(&rows).then_some(plan)
     }
 
     /// # Errors
@@ -329,21 +382,66 @@ pub fn run_task(
     // Without a task, the range is the empty 1..=0.
     let none = usize::from(plan.tasks() == 0);
     in_range(Argument::Task, task, none, plan.tasks().saturating_sub(1))?;
-    let needed = plan.partial_len();
-    let len = partial.len();
-    let partial = partial.get_mut(..needed).ok_or(Error::TooShort {
+    run_checked(problem, options, plan, task..task + 1, workspace, partial)
+}
+
+/// Computes some neighbouring tasks of the plan, as [`run_task`] does each, into `partials`:
+/// [`partial_len`](Plan::partial_len) numbers for each, one after the other.
+///
+/// The arguments are checked once, which counts where tasks are small.
+///
+/// # Errors
+/// Whatever is wrong with the arguments, a plan made for another problem, or `tasks` out of
+/// range; `partials` is then untouched.
+pub fn run_tasks(
+    problem: &Problem<'_>,
+    options: &Options,
+    plan: &Plan,
+    tasks: Range<usize>,
+    workspace: &mut Workspace,
+    partials: &mut [f32],
+) -> Result<(), Error> {
+    problem.check_sizes()?;
+    plan.matches(problem)?;
+    in_range(Argument::Task, tasks.end, 0, plan.tasks())?;
+    in_range(Argument::Task, tasks.start, 0, tasks.end)?;
+    run_checked(problem, options, plan, tasks, workspace, partials)
+}
+
+/// Tasks of a plan that matches the problem, whose sizes were checked.
+fn run_checked(
+    problem: &Problem<'_>,
+    options: &Options,
+    plan: &Plan,
+    tasks: Range<usize>,
+    workspace: &mut Workspace,
+    partials: &mut [f32],
+) -> Result<(), Error> {
+    let (len, each) = (partials.len(), plan.partial_len());
+    let needed = tasks.len().saturating_mul(each);
+    let partials = partials.get_mut(..needed).ok_or(Error::TooShort {
         argument: Argument::Partials,
         len,
         needed,
     })?;
-    let group = plan.locate(problem, task);
-    problem.check_pages(group.request)?;
-    options.backend.with(Task {
-        group: &group,
-        options,
-        tiles: &mut workspace.tiles,
-        partial: Partial::view(partial, problem.shape.d_v),
-    })
+    // Before anything is written. Neighbours often are of the same request.
+    let mut checked = None;
+    for task in tasks.clone() {
+        let request = plan.locate(problem, task).request;
+        if checked != Some(request) {
+            problem.check_pages(request)?;
+            checked = Some(request);
+        }
+    }
+    for (task, partial) in tasks.zip(partials.chunks_mut(each)) {
+        options.backend.with(Task {
+            group: &plan.locate(problem, task),
+            options,
+            tiles: &mut workspace.tiles,
+            partial: Partial::view(partial, problem.shape.d_v),
+        })?;
+    }
+    Ok(())
 }
 
 /// Puts the results of all tasks together, in the order of the keys, and writes

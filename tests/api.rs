@@ -11,7 +11,7 @@ use std::time::Duration;
 use amla::{
     Argument, Backend, BackendId, Data, Elements, Error, Lse, Options, Output, Plan, Precision,
     Problem, Rescale, SUPPORTED_DIMS, Shape, Tensor, Workspace, combine, decode, reference,
-    run_task,
+    run_task, run_tasks,
 };
 use common::{Case, modes, normal, workspace};
 use half::bf16;
@@ -704,6 +704,123 @@ fn plans_of_another_shape_with_as_many_tasks_are_told_apart() {
     let planned = Case::new(2, 2, 39, 3, SMALL).shape;
     let given = case.shape;
     assert_eq!(error, Error::PlanMismatch { planned, given });
+}
+
+#[test]
+fn plans_survive_as_numbers() {
+    let mut case = good();
+    let problem = case.problem();
+    let plan = Plan::new(&problem).unwrap();
+    let words = plan.to_words();
+    assert_eq!(Plan::from_words(words), Some(plan));
+    // Numbers that no plan has, and those of a plan that isn't this problem's.
+    for i in 0..Plan::WORDS {
+        for value in [0, 1, 257, 1 << 20, u64::MAX] {
+            let mut other = words;
+            other[i] = value;
+            if other == words {
+                continue;
+            }
+            let Some(other) = Plan::from_words(other) else {
+                continue;
+            };
+            let mut partials = pattern(plan.tasks() * plan.partial_len());
+            let (options, mut workspace) = (Options::default(), workspace());
+            let call = |output: Output| combine(&problem, &other, &mut partials, output);
+            let sizes = other.to_words().map(|word| word as usize);
+            let [b, s_q, s_k, h_q, h_kv, d_qk, d_v, ..] = sizes;
+            let planned = Shape {
+                b,
+                s_q,
+                s_k,
+                h_q,
+                h_kv,
+                d_qk,
+                d_v,
+            };
+            let given = case.shape;
+            let error = Error::PlanMismatch { planned, given };
+            let text = error.to_string();
+            untouched(case.sizes(), |_| {}, call, error, &text, "combine");
+            let result = run_tasks(
+                &problem,
+                &options,
+                &other,
+                0..1,
+                &mut workspace,
+                &mut partials,
+            );
+            assert_eq!(result, Err(error));
+            assert_eq!(bits(&partials), bits(&pattern(partials.len())));
+        }
+    }
+    for (i, value) in [(5, 575), (6, 511), (8, 0), (8, 257)] {
+        let mut none = words;
+        none[i] = value;
+        assert_eq!(Plan::from_words(none), None, "word {i} = {value}");
+    }
+    case.lens = None;
+    assert_ne!(Plan::new(&case.problem()).unwrap().to_words(), words);
+}
+
+#[test]
+fn neighbouring_tasks_are_tasks() {
+    let mut case = Case::new(3, 2, 2600, 3, SMALL);
+    case.lens = Some(vec![2600, 0, 1500]);
+    let (problem, options) = (case.problem(), Options::default());
+    let plan = Plan::new(&problem).unwrap();
+    let (tasks, len) = (plan.tasks(), plan.partial_len());
+    let mut workspace = workspace();
+    let mut want = pattern(tasks * len);
+    for (task, partial) in want.chunks_mut(len).enumerate() {
+        run_task(&problem, &options, &plan, task, &mut workspace, partial).unwrap();
+    }
+    for (begin, end) in (0..=tasks).flat_map(|end| (0..=end).map(move |begin| (begin, end))) {
+        let mut got = pattern(tasks * len);
+        let partials = &mut got[begin * len..];
+        run_tasks(
+            &problem,
+            &options,
+            &plan,
+            begin..end,
+            &mut workspace,
+            partials,
+        )
+        .unwrap();
+        let mut expected = pattern(tasks * len);
+        expected[begin * len..end * len].copy_from_slice(&want[begin * len..end * len]);
+        assert_eq!(bits(&got), bits(&expected), "{begin}..{end}");
+    }
+    let out_of_range = |value, max| Error::OutOfRange {
+        argument: Argument::Task,
+        value,
+        min: 0,
+        max,
+    };
+    let short = Error::TooShort {
+        argument: Argument::Partials,
+        len: tasks * len - 1,
+        needed: tasks * len,
+    };
+    let mut partials = pattern(tasks * len - 1);
+    #[expect(clippy::reversed_empty_ranges, reason = "is refused")]
+    for (range, want) in [
+        (0..tasks + 1, out_of_range(tasks + 1, tasks)),
+        (usize::MAX - 1..usize::MAX, out_of_range(usize::MAX, tasks)),
+        (2..1, out_of_range(2, 1)),
+        (0..tasks, short),
+    ] {
+        let result = run_tasks(
+            &problem,
+            &options,
+            &plan,
+            range,
+            &mut workspace,
+            &mut partials,
+        );
+        assert_eq!(result, Err(want));
+        assert_eq!(bits(&partials), bits(&pattern(partials.len())));
+    }
 }
 
 #[test]
