@@ -1,0 +1,725 @@
+/*
+ * The C interface of amla: multi-head latent attention (MLA) decode on CPUs.
+ *
+ * Made by cbindgen from the documented Rust types in ffi/src: change those.
+ *
+ * Every struct begins with its own size: zero it, set struct_size to its sizeof, then the fields
+ * that the call needs. In C, `struct amla_call call = {.struct_size = sizeof call, ...}`; in C++,
+ * `amla_call call{}; call.struct_size = sizeof call;`.
+ *
+ * Functions return AMLA_OK or why they refused; a refused call has written nothing but the
+ * amla_error_detail. They allocate nothing, start no threads and may be called from any number of
+ * threads at the same time, as long as none writes memory that another reads or writes.
+ *
+ * Sizes count elements unless they are said to be in bytes. Lists in brackets are dimensions,
+ * outermost first.
+ */
+
+
+#ifndef AMLA_H
+#define AMLA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+// Goes up when a program compiled against an older header would break.
+#define AMLA_ABI_VERSION 1
+
+// Alignment of a workspace, in bytes.
+#define AMLA_WORKSPACE_ALIGN 64
+
+// Enough for any workspace, for memory that is set aside when a program is compiled.
+// amla_workspace_size() says how much is needed.
+#define AMLA_WORKSPACE_MAX (2 << 20)
+
+// Enough for any plan, for memory that is set aside when a program is compiled.
+// amla_plan_size() says how much is needed.
+#define AMLA_PLAN_MAX 128
+
+// Partial results that amla_merge() takes in one call.
+#define AMLA_MERGE_MAX 64
+
+// Room for pairs of widths in amla_capability_set.
+#define AMLA_DIMS_MAX 16
+
+// Bytes of an FP8 row: 512 e4m3 numbers, 4 FP32 scales, 64 BF16 numbers.
+#define AMLA_FP8_ROW 656
+
+// Bytes of a MODEL1 row: 448 e4m3 numbers, 64 BF16 numbers.
+#define AMLA_MODEL1_ROW 576
+
+// Bytes of a MODEL1 row's e8m0 scales, the last of which is unused.
+#define AMLA_MODEL1_SCALES 8
+
+// amla_call.flags: query j of a request's n sees only the first len - (n - 1 - j) keys,
+// the last of which is its own.
+#define AMLA_CAUSAL 1
+
+// amla_capability_set.features: paged caches.
+#define AMLA_FEATURE_PAGES 1
+
+// amla_capability_set.features: ragged queries and caches.
+#define AMLA_FEATURE_RAGGED 2
+
+// amla_capability_set.features: sliding windows.
+#define AMLA_FEATURE_WINDOW 4
+
+// amla_capability_set.features: tail masks.
+#define AMLA_FEATURE_TAIL_MASK 8
+
+// amla_capability_set.features: sparse attention, with a second cache.
+#define AMLA_FEATURE_SPARSE 16
+
+// amla_capability_set.features: attention sinks.
+#define AMLA_FEATURE_SINK 32
+
+// amla_capability_set.features: amla_merge().
+#define AMLA_FEATURE_MERGE 64
+
+// What a function returns: AMLA_OK, or why it refused. Numbers never change their meaning.
+typedef int32_t amla_status;
+
+// What this library can do.
+struct amla_capability_set {
+    // sizeof(struct amla_capability_set).
+    uint32_t struct_size;
+    // AMLA_ABI_VERSION of the library.
+    uint32_t abi_version;
+    // AMLA_FEATURE_* that it has.
+    uint64_t features;
+    // Bit 1 << AMLA_DTYPE_* for each format that tensors may have.
+    uint32_t input_dtypes;
+    // Bit 1 << AMLA_DTYPE_* for each format that O may have.
+    uint32_t output_dtypes;
+    // How many pairs of widths there are.
+    uint32_t dims_len;
+    // How many backends this processor can run.
+    uint32_t backends_len;
+    // The pairs (d_qk, d_v).
+    uint32_t dims[AMLA_DIMS_MAX][2];
+};
+
+// How the output accumulator follows the running maximum.
+typedef uint32_t amla_rescale;
+
+// How probabilities enter the second matrix product.
+typedef uint32_t amla_precision;
+
+// How elements are stored. BF16 and FP16 numbers are the bits of a uint16_t.
+typedef uint32_t amla_dtype;
+
+// A tensor that is read. Its last dimension is contiguous.
+struct amla_tensor {
+    // sizeof(struct amla_tensor).
+    uint32_t struct_size;
+    // AMLA_DTYPE_*, not AMLA_DTYPE_F32.
+    amla_dtype dtype;
+    // The elements, aligned as their type.
+    const void *data;
+    // How many elements there are (bytes, for FP8 and MODEL1), from the first to the end
+    // of the memory that may be read.
+    size_t len;
+    // Elements (bytes) from one index to the next, outermost dimension first, of every
+    // dimension but the last.
+    size_t strides[3];
+    // AMLA_DTYPE_INT8: each row's scale. Otherwise not looked at.
+    const float *scales;
+    // How many scales there are.
+    size_t scales_len;
+    // Scales from one index to the next, as in strides.
+    size_t scale_strides[3];
+    // AMLA_DTYPE_MODEL1: bytes from the start of a page (or request) to the scales of its
+    // first row. Otherwise not looked at.
+    size_t model1_scales;
+    // AMLA_DTYPE_MODEL1: bytes from one row's AMLA_MODEL1_SCALES scales to the next's.
+    size_t model1_scale_stride;
+};
+
+// Places of the keys that each query position attends to, [b, s_q, topk].
+struct amla_indices {
+    // sizeof(struct amla_indices).
+    uint32_t struct_size;
+    // 0.
+    uint32_t reserved;
+    // The places. One is page * page_size + key in the page if the cache is paged,
+    // otherwise the key's number within its request. Places that are negative or beyond
+    // the cache are skipped.
+    const int32_t *indices;
+    // How many there are in memory.
+    size_t indices_len;
+    // Places from one request to the next, and from one query position to the next.
+    size_t strides[2];
+    // Places of each query position.
+    size_t topk;
+    // How many of them count, [b]; null if all.
+    const int32_t *topk_length;
+    // b; 0 if null.
+    size_t topk_length_len;
+};
+
+// A second cache for sparse attention, whose keys follow those of the first. Values are
+// the first d_v columns of its rows.
+struct amla_extra {
+    // sizeof(struct amla_extra).
+    uint32_t struct_size;
+    // 0.
+    uint32_t reserved;
+    // [pages, page_size, h_kv, d_qk].
+    const struct amla_tensor *kv;
+    // Pages of it.
+    size_t pages;
+    // Keys of a page.
+    size_t page_size;
+    // The keys of each query position.
+    const struct amla_indices *indices;
+};
+
+// The base of lse.
+typedef uint32_t amla_lse_base;
+
+// lse of a row that sees no key; its O is 0.
+typedef uint32_t amla_lse_empty;
+
+// Where results go. A row that sees no key gets O = 0, and the lse that lse_empty says.
+//
+// All memory from o to o + o_len, and from lse to lse + lse_len, belongs to the call while
+// it runs, also where strides leave gaps.
+struct amla_output {
+    // sizeof(struct amla_output).
+    uint32_t struct_size;
+    // AMLA_DTYPE_F32 (unrounded), AMLA_DTYPE_BF16 or AMLA_DTYPE_F16 (rounded to nearest even).
+    amla_dtype dtype;
+    // [b, s_q, h_q, d_v], the last dimension contiguous; [tokens, h_q, d_v] with q_indptr.
+    void *o;
+    // Elements of o.
+    size_t o_len;
+    // Elements from one index to the next over (b, s_q, h_q); the first isn't looked at with
+    // q_indptr.
+    size_t o_strides[3];
+    // [b, h_q, s_q], or [h_q, tokens] with q_indptr: logarithm of the sum of exponentials.
+    float *lse;
+    // Elements of lse.
+    size_t lse_len;
+    // Elements from one index to the next over (b, h_q, s_q).
+    size_t lse_strides[3];
+    // AMLA_LSE_BASE_*.
+    amla_lse_base lse_base;
+    // AMLA_LSE_EMPTY_*.
+    amla_lse_empty lse_empty;
+};
+
+// One call: what to compute, from which memory, into which.
+//
+// O = softmax(softmax_scale * Q K^T) V for each request and head. Zero all of it, set
+// struct_size, then what the call needs; pointers that stay null are parts that it hasn't.
+// No memory that the call reads may be written while it runs.
+//
+// Tensors of queries have dimensions (request, position, head), or (-, token, head) with
+// q_indptr, whose first stride isn't looked at. Tensors of keys have (request, key, head),
+// (-, token, head) with kv_indptr, or (page, key in the page, head) if the cache is paged.
+struct amla_call {
+    // sizeof(struct amla_call).
+    uint32_t struct_size;
+    // AMLA_CAUSAL, or 0.
+    uint32_t flags;
+    // Requests.
+    size_t b;
+    // Query positions of a request; the most of any with q_indptr.
+    size_t s_q;
+    // Keys of a request; the most of any with cache_seqlens or kv_indptr.
+    size_t s_k;
+    // Query heads, a multiple of h_kv.
+    size_t h_q;
+    // KV heads: 1 for MLA and MQA.
+    size_t h_kv;
+    // Width of a query and of a key.
+    size_t d_qk;
+    // Width of a value and of a row of O.
+    size_t d_v;
+    // Factor on the scores.
+    float softmax_scale;
+    // AMLA_RESCALE_*.
+    amla_rescale rescale;
+    // AMLA_PRECISION_*.
+    amla_precision precision;
+    // 0.
+    uint32_t reserved;
+    // Name of the backend to use; null for the fastest that the processor has.
+    const char *backend;
+    // Absorbed queries, [b, s_q, h_q, d_qk]; the first d_v columns of them if q_rope has the
+    // others.
+    const struct amla_tensor *q;
+    // The queries' rotary part, [b, s_q, h_q, d_qk - d_v], if it lies apart.
+    const struct amla_tensor *q_rope;
+    // The cache, [b, s_k, h_kv, d_qk]; the first d_v columns of it if k_rope has the others.
+    // Unless v is given, its first d_v columns are the values.
+    const struct amla_tensor *kv;
+    // The keys' rotary part, [b, s_k, h_kv, d_qk - d_v], if it lies apart.
+    const struct amla_tensor *k_rope;
+    // Values apart from the keys, [b, s_k, h_kv, d_v].
+    const struct amla_tensor *v;
+    // Ragged queries: where each request's begin in q, [b + 1]; request i has
+    // q_indptr[i + 1] - q_indptr[i] positions, at most s_q.
+    const int32_t *q_indptr;
+    // b + 1; 0 if null.
+    size_t q_indptr_len;
+    // A ragged cache: where each request's keys begin, [b + 1].
+    const int32_t *kv_indptr;
+    // b + 1; 0 if null.
+    size_t kv_indptr_len;
+    // Valid keys of each request, [b]; all of them if null. Rows beyond are never read.
+    const int32_t *cache_seqlens;
+    // b; 0 if null.
+    size_t cache_seqlens_len;
+    // A paged cache: the page that holds keys i * page_size on of a request,
+    // [b, max_blocks]. Entries behind a request's last key are never read.
+    const int32_t *block_table;
+    // Entries of the block table in memory.
+    size_t block_table_len;
+    // Entries from one request to the next.
+    size_t max_blocks;
+    // Keys of a page; 0 if the cache isn't paged.
+    size_t page_size;
+    // Pages of the cache.
+    size_t pages;
+    // How far back a query sees: its own key, len - n + j, and window - 1 before it. 0 for
+    // no limit.
+    size_t window;
+    // Which of a request's last keys each of its queries sees, instead of AMLA_CAUSAL:
+    // [b, s_q, words] ([tokens, words] with q_indptr), words = tail / 64 rounded up; bit
+    // i % 64 of word i / 64 is 1 where the query sees key len - tail + i.
+    const uint64_t *tail_mask;
+    // Words of it in memory; 0 if null.
+    size_t tail_mask_len;
+    // How many keys tail_mask covers.
+    size_t tail;
+    // Each query attends to chosen keys only; not with AMLA_CAUSAL, window, tail_mask,
+    // q_indptr, k_rope or v. The block table is then not looked at.
+    const struct amla_indices *sparse;
+    // A second cache; with sparse only.
+    const struct amla_extra *extra;
+    // Attention sink of each query head, [h_q]: a natural logarithm of what is added to the
+    // sum of exponentials that O is divided by. lse doesn't hold it.
+    const float *sink;
+    // h_q; 0 if null.
+    size_t sink_len;
+    // Where results go. Functions that write none don't look at it.
+    const struct amla_output *output;
+};
+
+// Why a call was refused. Set struct_size before each call; the rest is written when a
+// function returns anything but AMLA_OK, and then only.
+//
+// Which of the numbers mean something follows from the status; the others are 0. Sizes
+// beyond INT64_MAX are given as INT64_MAX.
+struct amla_error_detail {
+    // sizeof(struct amla_error_detail).
+    uint32_t struct_size;
+    // What the function returned.
+    amla_status status;
+    // What was given: a size, a length, an entry of a list.
+    int64_t value;
+    // The smallest value allowed.
+    int64_t min;
+    // The largest value allowed; the alignment needed, in bytes.
+    int64_t max;
+    // Which request, or which dimension, counted from the outermost.
+    uint64_t index;
+    // Which entry of the request's part of a list.
+    uint64_t entry;
+    // What was given where it is a floating-point number.
+    double number;
+    // The argument at fault, as it is spelt in amla_call, amla_output or the function.
+    char argument[32];
+    // The other one, where two don't go together.
+    char other[32];
+    // All of it as an English sentence, cut off where it is longer.
+    char message[192];
+};
+
+// What a plan says.
+struct amla_plan_info {
+    // sizeof(struct amla_plan_info).
+    uint32_t struct_size;
+    // Written as 0.
+    uint32_t reserved;
+    // How many tasks there are.
+    size_t tasks;
+    // FP32 numbers that each task's result takes.
+    size_t partial_len;
+    // FP32 numbers that all tasks' results take: tasks * partial_len.
+    size_t partials_len;
+};
+
+// A result over some of the keys: O in FP32 and lse, with the strides and lengths of
+// the output that it is merged into.
+struct amla_part {
+    // sizeof(struct amla_part).
+    uint32_t struct_size;
+    // 0.
+    uint32_t reserved;
+    // O, FP32.
+    const float *o;
+    // As the output's o_len.
+    size_t o_len;
+    // The logarithms of the sums.
+    const float *lse;
+    // As the output's lse_len.
+    size_t lse_len;
+};
+
+// The call was done.
+#define AMLA_OK 0
+
+// A pointer is null where there must be memory.
+#define AMLA_ERROR_NULL_POINTER 1
+
+// A struct's struct_size is none that this library knows.
+#define AMLA_ERROR_STRUCT_SIZE 2
+
+// A number that stands for a choice, or a bit of flags, has no meaning; or a reserved
+// field isn't 0.
+#define AMLA_ERROR_UNKNOWN_VALUE 3
+
+// Memory isn't aligned as its elements need.
+#define AMLA_ERROR_MISALIGNED 4
+
+// A buffer's size in bytes doesn't fit into the address space.
+#define AMLA_ERROR_BAD_EXTENT 5
+
+// Memory that would be written overlaps other memory of the call.
+#define AMLA_ERROR_ALIASED 6
+
+// The memory doesn't hold a plan.
+#define AMLA_ERROR_NOT_A_PLAN 7
+
+// No kernel is compiled in for this pair of widths.
+#define AMLA_ERROR_UNSUPPORTED_DIMS 8
+
+// A count lies outside its range.
+#define AMLA_ERROR_OUT_OF_RANGE 9
+
+// A buffer has fewer elements than needed (bytes, for workspaces and plans).
+#define AMLA_ERROR_TOO_SHORT 10
+
+// A list's length isn't the one that the sizes ask for.
+#define AMLA_ERROR_WRONG_LENGTH 11
+
+// Sizes and strides overflow.
+#define AMLA_ERROR_OVERFLOW 12
+
+// Strides put two elements of an output into one place.
+#define AMLA_ERROR_OVERLAP 13
+
+// A request's cache_seqlens is negative, or more than the cache has.
+#define AMLA_ERROR_SEQLEN 14
+
+// A request's topk_length is negative, or more than topk.
+#define AMLA_ERROR_TOPK_LENGTH 15
+
+// An entry of the block table that holds keys is no page.
+#define AMLA_ERROR_PAGE 16
+
+// Offsets fall, start below 0, or leave a request more rows than it may have.
+#define AMLA_ERROR_INDPTR 17
+
+// A tensor's format has no rows of the width needed.
+#define AMLA_ERROR_FORMAT 18
+
+// Query heads don't divide among the KV heads.
+#define AMLA_ERROR_HEADS 19
+
+// Two arguments exclude each other.
+#define AMLA_ERROR_CONFLICT 20
+
+// The plan was made for another problem: another shape, or requests of other lengths.
+#define AMLA_ERROR_PLAN_MISMATCH 21
+
+// softmax_scale, or its product with log2(e), is infinite or not a number.
+#define AMLA_ERROR_NON_FINITE_SCALE 22
+
+// There is no backend of this name, or the processor lacks what it needs.
+#define AMLA_ERROR_BACKEND_UNAVAILABLE 23
+
+// Refused for a reason that this interface has no number for yet; the message says which.
+#define AMLA_ERROR_OTHER 24
+
+// BF16: what the kernel computes with, without a copy.
+#define AMLA_DTYPE_BF16 1
+
+// FP16.
+#define AMLA_DTYPE_F16 2
+
+// FP32; outputs only.
+#define AMLA_DTYPE_F32 3
+
+// Rows of AMLA_FP8_ROW bytes for a cache of width 576 (FlashMLA's "V32"); inputs only.
+// Strides count bytes. amla_encode_fp8() writes one.
+#define AMLA_DTYPE_FP8 4
+
+// Rows of AMLA_MODEL1_ROW bytes for a cache of width 512, and their scales apart in the
+// same buffer (FlashMLA's "MODEL1"); inputs only. Strides count bytes.
+// amla_encode_model1() writes one.
+#define AMLA_DTYPE_MODEL1 5
+
+// INT8 with an FP32 scale for each row; inputs only. amla_encode_int8() writes one.
+#define AMLA_DTYPE_INT8 6
+
+// By exact powers of two; most blocks need none. The default.
+#define AMLA_RESCALE_EXACT 0
+
+// The paper's Algorithm 2, with the compensation of its appendix.
+#define AMLA_RESCALE_COMPENSATED 1
+
+// One BF16 for each. The default.
+#define AMLA_PRECISION_BF16 0
+
+// A BF16 pair, about 16 bits, for twice the work there.
+#define AMLA_PRECISION_BF16X2 1
+
+// Natural logarithms: FlashMLA's and CANN's. The default.
+#define AMLA_LSE_BASE_E 0
+
+// Binary logarithms: FlashInfer's.
+#define AMLA_LSE_BASE_2 1
+
+// Infinity, as in FlashMLA. The default.
+#define AMLA_LSE_EMPTY_INFINITY 0
+
+// Minus infinity, the logarithm of the empty sum.
+#define AMLA_LSE_EMPTY_MINUS_INFINITY 1
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// The version of the interface: AMLA_ABI_VERSION as the library was compiled. A program that
+// finds another one here than in its header must not go on.
+//
+// @return The number.
+uint32_t amla_abi_version(void);
+
+// The version of the library.
+//
+// @return A string like "0.1.0", there as long as the library is.
+const char *amla_version_string(void);
+
+// Name of the backend that calls use unless amla_call.backend names another: the fastest that
+// this processor can run.
+//
+// @return A string like "avx512bf16" or "portable", there as long as the library is.
+const char *amla_backend_name(void);
+
+// Name of a backend that this processor can run, from the slowest, 0, to the fastest.
+//
+// @param index Which one.
+// @return A string, there as long as the library is; null if there are fewer.
+const char *amla_available_backend(size_t index);
+
+// Tells what the library can do.
+//
+// @param set Where the answer goes; set its struct_size.
+// @return AMLA_OK, AMLA_ERROR_NULL_POINTER, AMLA_ERROR_MISALIGNED or AMLA_ERROR_STRUCT_SIZE.
+amla_status amla_capabilities(struct amla_capability_set *set);
+
+// What a status means.
+//
+// @param status What a function returned.
+// @return An English sentence, there as long as the library is; for numbers that are no
+//   status, a sentence that says so.
+const char *amla_status_string(amla_status status);
+
+// Tells how many bytes the plan of a call takes.
+//
+// Lengths and shapes of `call` are looked at, results aren't.
+//
+// @param call What is to be computed.
+// @param size Where the number of bytes goes.
+// @param detail Null, or where the reason goes if the call is refused.
+// @return AMLA_OK, or whatever is wrong with the call.
+amla_status amla_plan_size(const struct amla_call *call,
+                           size_t *size,
+                           struct amla_error_detail *detail);
+
+// Cuts a call into tasks.
+//
+// The plan is numbers only: it may be copied, moved and kept, and serves every call with
+// the same shape and lengths (window, causal and topk included), from layer to layer. It
+// takes no part in what is computed: the results are those of amla_run() to the bit, however
+// many threads run the tasks.
+//
+// @param call What is to be computed; its output isn't looked at.
+// @param plan Where the plan goes; any alignment.
+// @param plan_size Bytes there, at least what amla_plan_size() says.
+// @param detail Null, or where the reason goes if the call is refused.
+// @return AMLA_OK, or whatever is wrong with the arguments; then nothing was written.
+amla_status amla_plan(const struct amla_call *call,
+                      void *plan,
+                      size_t plan_size,
+                      struct amla_error_detail *detail);
+
+// Tells how many tasks a plan has, and how much memory their results take.
+//
+// @param plan What amla_plan() wrote.
+// @param plan_size Bytes of it.
+// @param info Where the answer goes; set its struct_size.
+// @param detail Null, or where the reason goes if the call is refused.
+// @return AMLA_OK, AMLA_ERROR_NOT_A_PLAN, or what is wrong with the other arguments.
+amla_status amla_plan_query(const void *plan,
+                            size_t plan_size,
+                            struct amla_plan_info *info,
+                            struct amla_error_detail *detail);
+
+// Tells how many bytes of memory a thread works in, aligned to AMLA_WORKSPACE_ALIGN.
+//
+// It needn't be initialised and holds nothing between calls. Threads that run at the same
+// time need one each.
+//
+// @param call What is to be computed; its output isn't looked at.
+// @param size Where the number of bytes goes; never more than AMLA_WORKSPACE_MAX.
+// @param detail Null, or where the reason goes if the call is refused.
+// @return AMLA_OK, or whatever is wrong with the call.
+amla_status amla_workspace_size(const struct amla_call *call,
+                                size_t *size,
+                                struct amla_error_detail *detail);
+
+// Computes a call on one thread: attends every query to its keys.
+//
+// @param call What is to be computed, and where results go.
+// @param workspace Memory to work in, aligned to AMLA_WORKSPACE_ALIGN.
+// @param workspace_size Bytes there, at least what amla_workspace_size() says.
+// @param detail Null, or where the reason goes if the call is refused.
+// @return AMLA_OK, or whatever is wrong with the arguments; then the outputs are untouched.
+amla_status amla_run(const struct amla_call *call,
+                     void *workspace,
+                     size_t workspace_size,
+                     struct amla_error_detail *detail);
+
+// Computes tasks begin, begin + 1, ..., end - 1 of a plan.
+//
+// Any number of threads may do so at the same time, for disjoint ranges and with a workspace
+// each, in any order and without waiting for each other: a call touches only its own tasks'
+// part of `partials`, from begin * partial_len on. When all tasks are done, amla_combine()
+// puts the results together.
+//
+// @param call What is to be computed; its output isn't looked at.
+// @param plan What amla_plan() wrote for a call with this shape and these lengths.
+// @param plan_size Bytes of it.
+// @param begin The first task.
+// @param end One more than the last task.
+// @param workspace Memory to work in, this thread's alone, aligned to AMLA_WORKSPACE_ALIGN.
+// @param workspace_size Bytes there, at least what amla_workspace_size() says.
+// @param partials Where all tasks' results go; the same memory for all threads. It needn't be
+//   initialised.
+// @param partials_len FP32 numbers there, at least what amla_plan_query() says.
+// @param detail Null, or where the reason goes if the call is refused; this thread's alone.
+// @return AMLA_OK, or whatever is wrong with the arguments; then `partials` is untouched.
+amla_status amla_run_tasks(const struct amla_call *call,
+                           const void *plan,
+                           size_t plan_size,
+                           size_t begin,
+                           size_t end,
+                           void *workspace,
+                           size_t workspace_size,
+                           float *partials,
+                           size_t partials_len,
+                           struct amla_error_detail *detail);
+
+// Puts the results of all tasks together, in the order of the keys, and writes the outputs.
+//
+// @param call What was computed, and where results go.
+// @param plan The plan that the tasks are of.
+// @param plan_size Bytes of it.
+// @param partials What amla_run_tasks() wrote for all tasks; it is used up.
+// @param partials_len FP32 numbers there, at least what amla_plan_query() says.
+// @param detail Null, or where the reason goes if the call is refused.
+// @return AMLA_OK, or whatever is wrong with the arguments; then the outputs are untouched.
+amla_status amla_combine(const struct amla_call *call,
+                         const void *plan,
+                         size_t plan_size,
+                         float *partials,
+                         size_t partials_len,
+                         struct amla_error_detail *detail);
+
+// Puts results over different keys of the same queries together, into `total`, which holds
+// one of them: a shared prefix and what follows it, caches sharded over devices or processes.
+//
+// A part's weight is the exponential of its lse. Rows that saw no key, as the total's
+// lse_empty has it, weigh nothing; with AMLA_LSE_EMPTY_MINUS_INFINITY, infinity is a number.
+// Sums are in FP64 and in the order given: the same parts in the same order give the same
+// bits. Results must be in FP32, and computed without a sink.
+//
+// @param b Requests; 1 for ragged queries.
+// @param s_q Query positions of a request; for ragged queries all tokens.
+// @param h_q Query heads.
+// @param d_v Width of a row of O.
+// @param total Strides, format and memory; what is there is one of the results.
+// @param parts The others, parts_len of them.
+// @param parts_len At most AMLA_MERGE_MAX.
+// @param detail Null, or where the reason goes if the call is refused.
+// @return AMLA_OK, or whatever is wrong with the arguments; then the total is untouched.
+amla_status amla_merge(size_t b,
+                       size_t s_q,
+                       size_t h_q,
+                       size_t d_v,
+                       const struct amla_output *total,
+                       const struct amla_part *parts,
+                       size_t parts_len,
+                       struct amla_error_detail *detail);
+
+// Encodes a row of 576 BF16 numbers for AMLA_DTYPE_FP8: each 128 of the first 512 by their
+// largest magnitude over 448, the last 64 as they are.
+//
+// @param row BF16 numbers.
+// @param row_len 576.
+// @param bytes Where the row goes.
+// @param bytes_len AMLA_FP8_ROW.
+// @param detail Null, or where the reason goes if the call is refused.
+// @return AMLA_OK, or whatever is wrong with the arguments; then nothing was written.
+amla_status amla_encode_fp8(const uint16_t *row,
+                            size_t row_len,
+                            uint8_t *bytes,
+                            size_t bytes_len,
+                            struct amla_error_detail *detail);
+
+// Encodes a row of 512 BF16 numbers for AMLA_DTYPE_MODEL1: each 64 of the first 448 by the
+// power of two that takes their largest magnitude to 448 at most, the last 64 as they are.
+//
+// @param row BF16 numbers.
+// @param row_len 512.
+// @param bytes Where the row goes.
+// @param bytes_len AMLA_MODEL1_ROW.
+// @param scales Where its scales go.
+// @param scales_len AMLA_MODEL1_SCALES.
+// @param detail Null, or where the reason goes if the call is refused.
+// @return AMLA_OK, or whatever is wrong with the arguments; then nothing was written.
+amla_status amla_encode_model1(const uint16_t *row,
+                               size_t row_len,
+                               uint8_t *bytes,
+                               size_t bytes_len,
+                               uint8_t *scales,
+                               size_t scales_len,
+                               struct amla_error_detail *detail);
+
+// Encodes a row of BF16 numbers for AMLA_DTYPE_INT8, by its largest magnitude over 127. INT8
+// has no NaN, which becomes 0; an infinity makes the scale one, and the whole row NaN.
+//
+// @param row BF16 numbers.
+// @param row_len How many.
+// @param values Where the row goes.
+// @param values_len As row_len.
+// @param scale Where its scale goes.
+// @param detail Null, or where the reason goes if the call is refused.
+// @return AMLA_OK, or whatever is wrong with the arguments; then nothing was written.
+amla_status amla_encode_int8(const uint16_t *row,
+                             size_t row_len,
+                             int8_t *values,
+                             size_t values_len,
+                             float *scale,
+                             struct amla_error_detail *detail);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* AMLA_H */

@@ -1,0 +1,425 @@
+//! A described call as `amla`'s types.
+
+use core::ffi::{c_char, c_void};
+
+use amla::{
+    Backend, BackendId, Data, Elements, EmptyLse, Lse, LseBase, Options, Pages, Precision, Problem,
+    Rescale, Shape, Sparse, TailMask,
+};
+use half::{bf16, f16};
+
+use crate::fault::Fault;
+use crate::memory::{Regions, Written, list, read, read_optional, slice};
+use crate::types::{self, Call, Extra, Indices, Output, Tensor};
+
+/// What the caller calls the parts of a tensor.
+struct Names {
+    tensor: &'static str,
+    scales: &'static str,
+}
+
+macro_rules! names {
+    ($name:literal) => {
+        Names {
+            tensor: $name,
+            scales: concat!($name, ".scales"),
+        }
+    };
+}
+
+/// A field that nothing is said with yet.
+fn zero(argument: &'static str, value: u32) -> Result<(), Fault> {
+    match value {
+        0 => Ok(()),
+        _ => Err(Fault::Unknown { argument, value }),
+    }
+}
+
+/// # Safety
+/// `call` is null, or a struct as long as it says whose pointers are as its documentation
+/// says, for as long as what is returned is used.
+pub unsafe fn read_call(regions: &mut Regions, call: *const Call) -> Result<Call, Fault> {
+    // SAFETY: this function's contract.
+    let call = unsafe { read(regions, "call", call) }?;
+    zero("call.reserved", call.reserved)?;
+    Ok(call)
+}
+
+/// The problem that a call describes.
+///
+/// # Safety
+/// What `call` points to is as its documentation says during `'a`.
+pub unsafe fn problem<'a>(regions: &mut Regions, call: &Call) -> Result<Problem<'a>, Fault> {
+    if call.flags & !types::AMLA_CAUSAL != 0 {
+        return Err(Fault::Unknown {
+            argument: "flags",
+            value: call.flags,
+        });
+    }
+    // SAFETY: what the call points to is as documented: this function's contract.
+    let q = unsafe { tensor(regions, &names!("q"), call.q) }?;
+    // SAFETY: as above.
+    let kv = unsafe { tensor(regions, &names!("kv"), call.kv) }?;
+    // SAFETY: as above.
+    let q_rope = unsafe { optional_tensor(regions, &names!("q_rope"), call.q_rope) }?;
+    // SAFETY: as above.
+    let k_rope = unsafe { optional_tensor(regions, &names!("k_rope"), call.k_rope) }?;
+    // SAFETY: as above.
+    let v = unsafe { optional_tensor(regions, &names!("v"), call.v) }?;
+    // SAFETY: as above.
+    let q_indptr = unsafe { list(regions, "q_indptr", call.q_indptr, call.q_indptr_len) }?;
+    // SAFETY: as above.
+    let kv_indptr = unsafe { list(regions, "kv_indptr", call.kv_indptr, call.kv_indptr_len) }?;
+    let (lens, lens_len) = (call.cache_seqlens, call.cache_seqlens_len);
+    // SAFETY: as above.
+    let cache_seqlens = unsafe { list(regions, "cache_seqlens", lens, lens_len) }?;
+    let (words, words_len) = (call.tail_mask, call.tail_mask_len);
+    // SAFETY: as above.
+    let words = unsafe { list(regions, "tail_mask", words, words_len) }?;
+    if words.is_none() && call.tail != 0 {
+        return Err(Fault::Null {
+            argument: "tail_mask",
+        });
+    }
+    // SAFETY: as above.
+    let sink = unsafe { list(regions, "sink", call.sink, call.sink_len) }?;
+    // SAFETY: as above.
+    let pages = unsafe { pages(regions, call) }?;
+    // SAFETY: as above.
+    let sparse = unsafe { sparse(regions, call) }?;
+    Ok(Problem {
+        shape: Shape {
+            b: call.b,
+            s_q: call.s_q,
+            s_k: call.s_k,
+            h_q: call.h_q,
+            h_kv: call.h_kv,
+            d_qk: call.d_qk,
+            d_v: call.d_v,
+        },
+        q,
+        q_rope,
+        q_indptr,
+        kv,
+        k_rope,
+        v,
+        pages,
+        kv_indptr,
+        cache_seqlens,
+        causal: call.flags & types::AMLA_CAUSAL != 0,
+        window: (call.window != 0).then_some(call.window),
+        tail_mask: words.map(|words| TailMask {
+            words,
+            tail: call.tail,
+        }),
+        sparse,
+        sink,
+        softmax_scale: call.softmax_scale,
+    })
+}
+
+/// # Safety
+/// As [`problem`].
+unsafe fn pages<'a>(regions: &mut Regions, call: &Call) -> Result<Option<Pages<'a>>, Fault> {
+    let Call {
+        block_table,
+        block_table_len,
+        max_blocks,
+        page_size,
+        pages,
+        ..
+    } = *call;
+    if page_size == 0 {
+        // A table alone says nothing; more likely the page size was forgotten.
+        if !block_table.is_null() {
+            return Err(Fault::Unknown {
+                argument: "page_size",
+                value: 0,
+            });
+        }
+        return Ok(None);
+    }
+    // SAFETY: handed on.
+    let block_table = unsafe { slice(regions, "block_table", block_table, block_table_len) }?;
+    Ok(Some(Pages {
+        block_table,
+        max_blocks,
+        page_size,
+        pages,
+    }))
+}
+
+/// # Safety
+/// As [`problem`].
+unsafe fn sparse<'a>(regions: &mut Regions, call: &Call) -> Result<Option<Sparse<'a>>, Fault> {
+    if call.sparse.is_null() {
+        if !call.extra.is_null() {
+            return Err(Fault::Null { argument: "sparse" });
+        }
+        return Ok(None);
+    }
+    let names = ["indices", "topk_length"];
+    // SAFETY: handed on.
+    let indices = unsafe { indices(regions, names, call.sparse) }?;
+    // SAFETY: handed on.
+    let extra = unsafe { read_optional(regions, "extra", call.extra) }?;
+    let extra = match extra {
+        // SAFETY: handed on.
+        Some(extra) => Some(unsafe { second_cache(regions, &extra) }?),
+        None => None,
+    };
+    Ok(Some(Sparse { indices, extra }))
+}
+
+/// # Safety
+/// As [`problem`].
+unsafe fn second_cache<'a>(regions: &mut Regions, extra: &Extra) -> Result<amla::Extra<'a>, Fault> {
+    zero("extra.reserved", extra.reserved)?;
+    let names = ["extra_indices", "extra_topk_length"];
+    Ok(amla::Extra {
+        // SAFETY: handed on.
+        kv: unsafe { tensor(regions, &names!("extra_kv"), extra.kv) }?,
+        pages: extra.pages,
+        page_size: extra.page_size,
+        // SAFETY: handed on.
+        indices: unsafe { indices(regions, names, extra.indices) }?,
+    })
+}
+
+/// # Safety
+/// As [`problem`].
+unsafe fn indices<'a>(
+    regions: &mut Regions,
+    [name, length]: [&'static str; 2],
+    indices: *const Indices,
+) -> Result<amla::Indices<'a>, Fault> {
+    // SAFETY: handed on.
+    let given = unsafe { read(regions, name, indices) }?;
+    zero("indices.reserved", given.reserved)?;
+    // SAFETY: handed on.
+    let indices = unsafe { slice(regions, name, given.indices, given.indices_len) }?;
+    let (lengths, len) = (given.topk_length, given.topk_length_len);
+    Ok(amla::Indices {
+        indices,
+        strides: given.strides,
+        topk: given.topk,
+        // SAFETY: handed on.
+        topk_length: unsafe { list(regions, length, lengths, len) }?,
+    })
+}
+
+/// # Safety
+/// As [`problem`].
+unsafe fn optional_tensor<'a>(
+    regions: &mut Regions,
+    names: &Names,
+    memory: *const Tensor,
+) -> Result<Option<amla::Tensor<'a>>, Fault> {
+    if memory.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: handed on.
+    unsafe { tensor(regions, names, memory) }.map(Some)
+}
+
+/// # Safety
+/// As [`problem`].
+unsafe fn tensor<'a>(
+    regions: &mut Regions,
+    names: &Names,
+    memory: *const Tensor,
+) -> Result<amla::Tensor<'a>, Fault> {
+    // SAFETY: handed on.
+    let given = unsafe { read(regions, names.tensor, memory) }?;
+    let (data, len, strides) = (given.data, given.len, given.strides);
+    let name = names.tensor;
+    let data = match given.dtype {
+        types::AMLA_DTYPE_BF16 => {
+            // SAFETY: handed on, for elements of the type that the caller says.
+            let data = unsafe { slice(regions, name, data.cast::<bf16>(), len) }?;
+            Data::Bf16(data)
+        }
+        types::AMLA_DTYPE_F16 => {
+            // SAFETY: handed on, for elements of the type that the caller says.
+            let data = unsafe { slice(regions, name, data.cast::<f16>(), len) }?;
+            Data::F16(data)
+        }
+        types::AMLA_DTYPE_FP8 => {
+            // SAFETY: handed on, for elements of the type that the caller says.
+            let bytes = unsafe { slice(regions, name, data.cast::<u8>(), len) }?;
+            Data::Fp8(bytes)
+        }
+        types::AMLA_DTYPE_MODEL1 => {
+            // SAFETY: handed on, for elements of the type that the caller says.
+            let bytes = unsafe { slice(regions, name, data.cast::<u8>(), len) }?;
+            Data::Model1 {
+                bytes,
+                scales: given.model1_scales,
+                scale_stride: given.model1_scale_stride,
+            }
+        }
+        types::AMLA_DTYPE_INT8 => {
+            // SAFETY: handed on, for elements of the type that the caller says.
+            let values = unsafe { slice(regions, name, data.cast::<i8>(), len) }?;
+            let (scales, scales_len) = (given.scales, given.scales_len);
+            // SAFETY: handed on.
+            let scales = unsafe { slice(regions, names.scales, scales, scales_len) }?;
+            Data::Int8 {
+                values,
+                scales,
+                strides: given.scale_strides,
+            }
+        }
+        value => {
+            return Err(Fault::Unknown {
+                argument: name,
+                value,
+            });
+        }
+    };
+    Ok(amla::Tensor { data, strides })
+}
+
+/// How a call is to be computed.
+///
+/// # Safety
+/// `call.backend` is null or a string that ends in a zero.
+pub unsafe fn options(call: &Call) -> Result<Options, Fault> {
+    let rescale = match call.rescale {
+        types::AMLA_RESCALE_EXACT => Rescale::Exact,
+        types::AMLA_RESCALE_COMPENSATED => Rescale::Compensated,
+        value => {
+            return Err(Fault::Unknown {
+                argument: "rescale",
+                value,
+            });
+        }
+    };
+    let precision = match call.precision {
+        types::AMLA_PRECISION_BF16 => Precision::Bf16,
+        types::AMLA_PRECISION_BF16X2 => Precision::Bf16x2,
+        value => {
+            return Err(Fault::Unknown {
+                argument: "precision",
+                value,
+            });
+        }
+    };
+    let backend = if call.backend.is_null() {
+        Backend::detect()
+    } else {
+        let named = |id: &BackendId| {
+            // SAFETY: handed on.
+            unsafe { is_string(call.backend, id.name()) }
+        };
+        let id = BackendId::ALL.into_iter().find(named);
+        Backend::request(id.ok_or(Fault::UnknownBackend)?)?
+    };
+    Ok(Options {
+        backend,
+        rescale,
+        precision,
+    })
+}
+
+/// Whether the C string is `text`.
+///
+/// # Safety
+/// `string` ends in a zero.
+unsafe fn is_string(string: *const c_char, text: &str) -> bool {
+    let mut at = string;
+    for byte in text.bytes() {
+        // SAFETY: every byte before this one was equal to one of `text`, and so not zero:
+        // the string goes on to here at least.
+        if unsafe { at.read() }.to_ne_bytes() != [byte] {
+            return false;
+        }
+        at = at.wrapping_add(1);
+    }
+    // SAFETY: as above; this is at most the byte that ends the string.
+    unsafe { at.read() == 0 }
+}
+
+/// An output that is yet to be claimed.
+pub struct Results {
+    o: Place,
+    lse: Written<f32>,
+    o_strides: [usize; 3],
+    lse_strides: [usize; 3],
+    format: Lse,
+}
+
+enum Place {
+    Bf16(Written<bf16>),
+    F16(Written<f16>),
+    F32(Written<f32>),
+}
+
+/// # Safety
+/// `output` is null, or a struct as long as it says.
+pub unsafe fn output(regions: &mut Regions, output: *const Output) -> Result<Results, Fault> {
+    // SAFETY: handed on.
+    let given = unsafe { read(regions, "output", output) }?;
+    let base = match given.lse_base {
+        types::AMLA_LSE_BASE_E => LseBase::E,
+        types::AMLA_LSE_BASE_2 => LseBase::Two,
+        value => {
+            return Err(Fault::Unknown {
+                argument: "lse_base",
+                value,
+            });
+        }
+    };
+    let empty = match given.lse_empty {
+        types::AMLA_LSE_EMPTY_INFINITY => EmptyLse::Infinity,
+        types::AMLA_LSE_EMPTY_MINUS_INFINITY => EmptyLse::MinusInfinity,
+        value => {
+            return Err(Fault::Unknown {
+                argument: "lse_empty",
+                value,
+            });
+        }
+    };
+    let (o, len): (*mut c_void, usize) = (given.o, given.o_len);
+    let o = match given.dtype {
+        types::AMLA_DTYPE_BF16 => Place::Bf16(Written::new(regions, "o", o.cast(), len)?),
+        types::AMLA_DTYPE_F16 => Place::F16(Written::new(regions, "o", o.cast(), len)?),
+        types::AMLA_DTYPE_F32 => Place::F32(Written::new(regions, "o", o.cast(), len)?),
+        value => {
+            return Err(Fault::Unknown {
+                argument: "o",
+                value,
+            });
+        }
+    };
+    Ok(Results {
+        o,
+        lse: Written::new(regions, "lse", given.lse, given.lse_len)?,
+        o_strides: given.o_strides,
+        lse_strides: given.lse_strides,
+        format: Lse { base, empty },
+    })
+}
+
+impl Results {
+    /// # Safety
+    /// As [`Written::claim`], for the memory of both outputs.
+    pub unsafe fn claim<'a>(self) -> amla::Output<'a> {
+        // SAFETY: handed on.
+        let o = unsafe {
+            match self.o {
+                Place::Bf16(o) => Elements::Bf16(o.claim()),
+                Place::F16(o) => Elements::F16(o.claim()),
+                Place::F32(o) => Elements::F32(o.claim()),
+            }
+        };
+        amla::Output {
+            o,
+            o_strides: self.o_strides,
+            // SAFETY: handed on.
+            lse: unsafe { self.lse.claim() },
+            lse_strides: self.lse_strides,
+            lse_format: self.format,
+        }
+    }
+}

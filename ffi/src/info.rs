@@ -1,0 +1,178 @@
+//! What the library is, and what it can do.
+
+use core::ffi::{CStr, c_char};
+use core::ptr;
+
+use amla::{Backend, BackendId, SUPPORTED_DIMS};
+
+use crate::memory::fill;
+use crate::types::{self, CapabilitySet, Status};
+
+/// The version of the interface: AMLA_ABI_VERSION as the library was compiled. A program that
+/// finds another one here than in its header must not go on.
+///
+/// @return The number.
+#[unsafe(no_mangle)]
+pub extern "C" fn amla_abi_version() -> u32 {
+    types::AMLA_ABI_VERSION
+}
+
+const VERSION: &CStr =
+    match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+        Ok(version) => version,
+        Err(_) => c"",
+    };
+
+/// The version of the library.
+///
+/// @return A string like "0.1.0", there as long as the library is.
+#[unsafe(no_mangle)]
+pub extern "C" fn amla_version_string() -> *const c_char {
+    VERSION.as_ptr()
+}
+
+/// Longer than any backend's name.
+const NAME_MAX: usize = 32;
+
+/// Names of all backends, as C strings.
+static NAMES: [[u8; NAME_MAX]; BackendId::ALL.len()] = names();
+
+#[expect(clippy::indexing_slicing, reason = "when the library is compiled")]
+const fn names() -> [[u8; NAME_MAX]; BackendId::ALL.len()] {
+    let mut names = [[0; NAME_MAX]; BackendId::ALL.len()];
+    let mut i = 0;
+    while i < names.len() {
+        let name = BackendId::ALL[i].name().as_bytes();
+        assert!(name.len() < NAME_MAX);
+        let mut j = 0;
+        while j < name.len() {
+            names[i][j] = name[j];
+            j += 1;
+        }
+        i += 1;
+    }
+    names
+}
+
+/// Null if there is none.
+fn c_name(id: Option<BackendId>) -> *const c_char {
+    let place = id.and_then(|id| BackendId::ALL.into_iter().position(|other| other == id));
+    let name = place.and_then(|place| NAMES.get(place));
+    name.map_or(ptr::null(), |name| name.as_ptr().cast())
+}
+
+/// Name of the backend that calls use unless amla_call.backend names another: the fastest that
+/// this processor can run.
+///
+/// @return A string like "avx512bf16" or "portable", there as long as the library is.
+#[unsafe(no_mangle)]
+pub extern "C" fn amla_backend_name() -> *const c_char {
+    c_name(Some(Backend::detect().id()))
+}
+
+/// Name of a backend that this processor can run, from the slowest, 0, to the fastest.
+///
+/// @param index Which one.
+/// @return A string, there as long as the library is; null if there are fewer.
+#[unsafe(no_mangle)]
+pub extern "C" fn amla_available_backend(index: usize) -> *const c_char {
+    c_name(available().nth(index))
+}
+
+fn available() -> impl Iterator<Item = BackendId> {
+    let can_run = |&id: &BackendId| Backend::request(id).is_ok();
+    BackendId::ALL.into_iter().filter(can_run)
+}
+
+/// Tells what the library can do.
+///
+/// @param set Where the answer goes; set its struct_size.
+/// @return AMLA_OK, AMLA_ERROR_NULL_POINTER, AMLA_ERROR_MISALIGNED or AMLA_ERROR_STRUCT_SIZE.
+///
+/// # Safety
+/// `set` is null or a struct as long as its `struct_size` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amla_capabilities(set: *mut CapabilitySet) -> Status {
+    let mut dims = [[0; 2]; types::AMLA_DIMS_MAX];
+    let mut dims_len = 0;
+    for (place, &(d_qk, d_v)) in dims.iter_mut().zip(SUPPORTED_DIMS) {
+        *place = [d_qk, d_v].map(|width| u32::try_from(width).unwrap_or_default());
+        dims_len += 1;
+    }
+    let bits = |dtypes: &[u32]| dtypes.iter().fold(0, |bits, dtype| bits | 1 << dtype);
+    let value = CapabilitySet {
+        struct_size: SET_SIZE,
+        abi_version: types::AMLA_ABI_VERSION,
+        features: types::AMLA_FEATURE_PAGES
+            | types::AMLA_FEATURE_RAGGED
+            | types::AMLA_FEATURE_WINDOW
+            | types::AMLA_FEATURE_TAIL_MASK
+            | types::AMLA_FEATURE_SPARSE
+            | types::AMLA_FEATURE_SINK
+            | types::AMLA_FEATURE_MERGE,
+        input_dtypes: bits(&[
+            types::AMLA_DTYPE_BF16,
+            types::AMLA_DTYPE_F16,
+            types::AMLA_DTYPE_FP8,
+            types::AMLA_DTYPE_MODEL1,
+            types::AMLA_DTYPE_INT8,
+        ]),
+        output_dtypes: bits(&[
+            types::AMLA_DTYPE_BF16,
+            types::AMLA_DTYPE_F16,
+            types::AMLA_DTYPE_F32,
+        ]),
+        dims_len,
+        backends_len: u32::try_from(available().count()).unwrap_or_default(),
+        dims,
+    };
+    let body = || {
+        // SAFETY: this function's contract.
+        unsafe { fill("set", set, value) }
+    };
+    // SAFETY: without a detail there is nothing to keep.
+    unsafe { crate::fault::report(ptr::null_mut(), body) }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "a few bytes")]
+const SET_SIZE: u32 = size_of::<CapabilitySet>() as u32;
+
+const _: () = assert!(SUPPORTED_DIMS.len() <= types::AMLA_DIMS_MAX);
+
+/// What a status means.
+///
+/// @param status What a function returned.
+/// @return An English sentence, there as long as the library is; for numbers that are no
+///   status, a sentence that says so.
+#[unsafe(no_mangle)]
+pub extern "C" fn amla_status_string(status: Status) -> *const c_char {
+    let text = match status {
+        types::AMLA_OK => c"done",
+        types::AMLA_ERROR_NULL_POINTER => c"a pointer is null",
+        types::AMLA_ERROR_STRUCT_SIZE => c"a struct's struct_size is unknown",
+        types::AMLA_ERROR_UNKNOWN_VALUE => c"a value has no meaning",
+        types::AMLA_ERROR_MISALIGNED => c"memory is misaligned",
+        types::AMLA_ERROR_BAD_EXTENT => c"a buffer doesn't fit into the address space",
+        types::AMLA_ERROR_ALIASED => c"memory that is written overlaps other memory",
+        types::AMLA_ERROR_NOT_A_PLAN => c"the memory holds no plan",
+        types::AMLA_ERROR_UNSUPPORTED_DIMS => c"there is no kernel for these widths",
+        types::AMLA_ERROR_OUT_OF_RANGE => c"a count is out of range",
+        types::AMLA_ERROR_TOO_SHORT => c"a buffer is too short",
+        types::AMLA_ERROR_WRONG_LENGTH => c"a list has the wrong length",
+        types::AMLA_ERROR_OVERFLOW => c"sizes and strides overflow",
+        types::AMLA_ERROR_OVERLAP => c"elements of an output overlap",
+        types::AMLA_ERROR_SEQLEN => c"a request's length is out of range",
+        types::AMLA_ERROR_TOPK_LENGTH => c"a count of places is out of range",
+        types::AMLA_ERROR_PAGE => c"an entry of the block table is no page",
+        types::AMLA_ERROR_INDPTR => c"offsets fall or leave a request too many rows",
+        types::AMLA_ERROR_FORMAT => c"a format has no rows of this width",
+        types::AMLA_ERROR_HEADS => c"query heads don't divide among KV heads",
+        types::AMLA_ERROR_CONFLICT => c"two arguments exclude each other",
+        types::AMLA_ERROR_PLAN_MISMATCH => c"the plan is another problem's",
+        types::AMLA_ERROR_NON_FINITE_SCALE => c"softmax_scale is not finite",
+        types::AMLA_ERROR_BACKEND_UNAVAILABLE => c"the backend can't be used",
+        types::AMLA_ERROR_OTHER => c"refused",
+        _ => c"not a status of this library",
+    };
+    text.as_ptr()
+}

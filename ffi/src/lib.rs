@@ -1,0 +1,50 @@
+//! The C interface of `amla`: `libamla.a`, `libamla.so` and `include/amla.h`.
+//!
+//! | module | |
+//! |---|---|
+//! | `types` | the structs and numbers that cross the boundary |
+//! | `layout` | where their fields lie, asserted here and, from the same table, in C |
+//! | `memory` | the caller's pointers into slices, each checked before it becomes one |
+//! | `fault` | why a call was refused, as a status code and in detail |
+//! | `call` | a described call into `amla`'s `Problem`, `Options` and `Output` |
+//! | `run`, `encode`, `info` | the functions |
+//!
+//! A function reads the caller's structs (copies of them), turns every pointer into a slice
+//! or refuses, makes sure that nothing it writes overlaps anything else, and then calls
+//! `amla`, which validates the rest before it writes. Nothing panics: `amla` promises that
+//! nobody's arguments make it, and the code here neither indexes nor unwraps.
+//!
+//! A release build is `no_std` and aborts on panic. Where panics unwind, as in Cargo's
+//! debug and test profiles, and with the feature `std`, std has the panic handler.
+#![no_std]
+#![deny(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic
+)]
+#![allow(unsafe_code, reason = "pointers from C")]
+
+#[cfg(any(panic = "unwind", feature = "std"))]
+extern crate std;
+
+mod call;
+mod encode;
+mod fault;
+mod info;
+mod layout;
+mod memory;
+mod run;
+mod types;
+
+/// For the linker: there is nothing that panics.
+#[cfg(all(panic = "abort", not(feature = "std")))]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    loop {
+        core::hint::spin_loop();
+    }
+}

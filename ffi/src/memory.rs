@@ -1,0 +1,365 @@
+//! The caller's pointers, checked.
+//!
+//! Every slice of the library's is made here, after checks that leave nothing to the caller
+//! but what can't be checked: that the memory is there, that nobody writes what is read, and
+//! that nobody else touches what is written, for as long as the call runs.
+
+use core::mem::{align_of, size_of};
+
+use crate::fault::Fault;
+
+/// Numbers for which every bit pattern is a value, and which have no padding.
+///
+/// # Safety
+/// Implemented for nothing else.
+pub unsafe trait Number: Copy {}
+
+/// Structs made of numbers, pointers and such structs, the first of which is `struct_size`.
+///
+/// # Safety
+/// Implemented for nothing else; every bit pattern is a value, though pointers may dangle.
+pub unsafe trait Struct: Copy {
+    /// As the header calls it.
+    const NAME: &'static str;
+}
+
+macro_rules! numbers {
+    ($($type:ty),*) => {$(
+        // SAFETY: an integer or float, or a transparent wrapper of one (`half`'s).
+        unsafe impl Number for $type {}
+    )*};
+}
+
+numbers!(u8, i8, u64, i32, f32, half::bf16, half::f16);
+
+macro_rules! structs {
+    ($($type:ident $name:literal;)*) => {$(
+        // SAFETY: `repr(C)`, of integers, floats, pointers and arrays of them; that
+        // `struct_size` is a `u32` at the beginning is asserted below.
+        unsafe impl Struct for crate::types::$type {
+            const NAME: &'static str = $name;
+        }
+
+        const _: () = assert!(core::mem::offset_of!(crate::types::$type, struct_size) == 0);
+    )*};
+}
+
+structs! {
+    Tensor "amla_tensor";
+    Indices "amla_indices";
+    Extra "amla_extra";
+    Output "amla_output";
+    Call "amla_call";
+    PlanInfo "amla_plan_info";
+    Part "amla_part";
+    ErrorDetail "amla_error_detail";
+    CapabilitySet "amla_capability_set";
+}
+
+/// Memory of a call, as addresses.
+#[derive(Clone, Copy)]
+struct Region {
+    argument: &'static str,
+    start: usize,
+    end: usize,
+}
+
+/// Which memory a call touches.
+#[derive(Clone)]
+pub struct Regions {
+    all: [Region; Self::MAX],
+    len: usize,
+    /// Whether a region was left out because there was no room: never, as `MAX` is more than
+    /// any call has, but a call is refused if it were.
+    lost: bool,
+    written: [Region; Self::MAX_WRITTEN],
+    written_len: usize,
+}
+
+impl Regions {
+    const MAX: usize = 48;
+    const MAX_WRITTEN: usize = 4;
+    const NONE: Region = Region {
+        argument: "",
+        start: 0,
+        end: 0,
+    };
+
+    pub const fn new() -> Self {
+        Self {
+            all: [Self::NONE; Self::MAX],
+            len: 0,
+            lost: false,
+            written: [Self::NONE; Self::MAX_WRITTEN],
+            written_len: 0,
+        }
+    }
+
+    fn read<T>(&mut self, argument: &'static str, memory: *const T, len: usize) {
+        push(
+            &mut self.all,
+            &mut self.len,
+            &mut self.lost,
+            argument,
+            memory,
+            len,
+        );
+    }
+
+    fn write<T>(&mut self, argument: &'static str, memory: *const T, len: usize) {
+        let Self {
+            written,
+            written_len,
+            lost,
+            ..
+        } = self;
+        push(written, written_len, lost, argument, memory, len);
+    }
+
+    /// Refuses a call that would write what it also reads, or write it twice.
+    pub fn check(&self) -> Result<(), Fault> {
+        let (all, written) = (
+            self.all.get(..self.len).unwrap_or_default(),
+            self.written.get(..self.written_len).unwrap_or_default(),
+        );
+        for (i, a) in written.iter().enumerate() {
+            for b in written.iter().skip(i + 1).chain(all) {
+                if a.start < b.end && b.start < a.end {
+                    return Err(Fault::Aliased {
+                        first: a.argument,
+                        second: b.argument,
+                    });
+                }
+            }
+        }
+        if self.lost {
+            return Err(Fault::Other);
+        }
+        Ok(())
+    }
+}
+
+fn push<T>(
+    regions: &mut [Region],
+    len: &mut usize,
+    lost: &mut bool,
+    argument: &'static str,
+    memory: *const T,
+    count: usize,
+) {
+    let start = memory.addr();
+    match regions.get_mut(*len) {
+        // The caller has checked that this doesn't overflow.
+        Some(region) if count > 0 => {
+            *region = Region {
+                argument,
+                start,
+                end: start.saturating_add(count.saturating_mul(size_of::<T>())),
+            };
+            *len += 1;
+        }
+        Some(_) => {}
+        None => *lost = count > 0,
+    }
+}
+
+/// What every slice of `len` elements needs, whatever is in it.
+fn check<T>(argument: &'static str, memory: *const T, len: usize) -> Result<(), Fault> {
+    if memory.is_null() {
+        return Err(Fault::Null { argument });
+    }
+    aligned(argument, memory)?;
+    let bytes = len.checked_mul(size_of::<T>());
+    let fits = bytes.is_some_and(|bytes| {
+        isize::try_from(bytes).is_ok() && memory.addr().checked_add(bytes).is_some()
+    });
+    if !fits {
+        return Err(Fault::Extent { argument, len });
+    }
+    Ok(())
+}
+
+fn aligned<T>(argument: &'static str, memory: *const T) -> Result<(), Fault> {
+    if memory.is_aligned() {
+        Ok(())
+    } else {
+        Err(Fault::Misaligned {
+            argument,
+            align: align_of::<T>(),
+        })
+    }
+}
+
+/// Memory that a call reads; a null pointer is memory of no elements.
+///
+/// # Safety
+/// Unless null or refused, `memory` has `len` elements that nobody writes during `'a`.
+pub unsafe fn slice<'a, T: Number>(
+    regions: &mut Regions,
+    argument: &'static str,
+    memory: *const T,
+    len: usize,
+) -> Result<&'a [T], Fault> {
+    if len == 0 {
+        return Ok(&[]);
+    }
+    check(argument, memory, len)?;
+    regions.read(argument, memory, len);
+    // SAFETY: not null, aligned, at most `isize::MAX` bytes that don't wrap around (`check`);
+    // every bit pattern is a `T` (`Number`); that the elements are there and stay as they are
+    // is this function's contract.
+    Ok(unsafe { core::slice::from_raw_parts(memory, len) })
+}
+
+/// A list that a call may have: it hasn't where the pointer is null and there are no elements.
+///
+/// # Safety
+/// As [`slice`].
+pub unsafe fn list<'a, T: Number>(
+    regions: &mut Regions,
+    argument: &'static str,
+    memory: *const T,
+    len: usize,
+) -> Result<Option<&'a [T]>, Fault> {
+    if memory.is_null() && len == 0 {
+        return Ok(None);
+    }
+    // SAFETY: handed on.
+    unsafe { slice(regions, argument, memory, len) }.map(Some)
+}
+
+/// Memory that a call writes. It becomes a slice in [`Written::claim`], when nothing was found
+/// to overlap it.
+pub struct Written<T> {
+    memory: *mut T,
+    len: usize,
+}
+
+impl<T: Number> Written<T> {
+    pub fn new(
+        regions: &mut Regions,
+        argument: &'static str,
+        memory: *mut T,
+        len: usize,
+    ) -> Result<Self, Fault> {
+        if len > 0 {
+            check(argument, memory, len)?;
+            regions.write(argument, memory, len);
+        }
+        Ok(Self { memory, len })
+    }
+
+    /// Memory of one element, which there must be.
+    pub fn required(
+        regions: &mut Regions,
+        argument: &'static str,
+        memory: *mut T,
+    ) -> Result<Self, Fault> {
+        Self::new(regions, argument, memory, 1)
+    }
+
+    /// The same memory without its first elements, and no more than `len` of them.
+    pub fn part(
+        regions: &mut Regions,
+        argument: &'static str,
+        memory: *mut T,
+        start: usize,
+        len: usize,
+    ) -> Result<Self, Fault> {
+        if len == 0 {
+            return Ok(Self { memory, len });
+        }
+        let end = start.checked_add(len).ok_or(Fault::Extent {
+            argument,
+            len: usize::MAX,
+        })?;
+        check(argument, memory, end)?;
+        // Within what was just found to be in the address space.
+        Self::new(regions, argument, memory.wrapping_add(start), len)
+    }
+
+    /// # Safety
+    /// The memory has `len` elements that nobody else touches during `'a`; the regions that
+    /// it was entered in were checked.
+    pub unsafe fn claim<'a>(self) -> &'a mut [T] {
+        if self.len == 0 {
+            return &mut [];
+        }
+        // SAFETY: not null, aligned and of a size that there can be (`new`); every bit pattern
+        // is a `T` (`Number`), so what the memory holds doesn't matter, and it was written, or
+        // handed out, by code that this compiler doesn't see; nothing else of the call is in it
+        // (`Regions::check`), and nobody else's business either (this function's contract).
+        unsafe { core::slice::from_raw_parts_mut(self.memory, self.len) }
+    }
+}
+
+/// A copy of the caller's struct.
+///
+/// # Safety
+/// Unless null or refused, there are as many bytes as the struct's `struct_size` says.
+pub unsafe fn read<T: Struct>(
+    regions: &mut Regions,
+    argument: &'static str,
+    memory: *const T,
+) -> Result<T, Fault> {
+    if memory.is_null() {
+        return Err(Fault::Null { argument });
+    }
+    aligned(argument, memory)?;
+    // SAFETY: aligned and not null (above); any struct begins with its `struct_size`
+    // (asserted beside `Struct`'s implementations).
+    let size = unsafe { memory.cast::<u32>().read() };
+    if usize::try_from(size) != Ok(size_of::<T>()) {
+        return Err(Fault::StructSize {
+            argument: T::NAME,
+            size,
+            expected: size_of::<T>(),
+        });
+    }
+    regions.read(argument, memory, 1);
+    // SAFETY: as above, and as long as the type; every bit pattern is a value (`Struct`).
+    Ok(unsafe { memory.read() })
+}
+
+/// A struct that the caller may leave out.
+///
+/// # Safety
+/// As [`read`].
+pub unsafe fn read_optional<T: Struct>(
+    regions: &mut Regions,
+    argument: &'static str,
+    memory: *const T,
+) -> Result<Option<T>, Fault> {
+    if memory.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: handed on.
+    unsafe { read(regions, argument, memory) }.map(Some)
+}
+
+/// Fills a struct of the caller's whose `struct_size` is right.
+///
+/// # Safety
+/// As [`read`]; nobody else touches the memory.
+pub unsafe fn fill<T: Struct>(
+    argument: &'static str,
+    memory: *mut T,
+    value: T,
+) -> Result<(), Fault> {
+    // SAFETY: handed on. No call reads what it fills: the regions are of no use.
+    unsafe { read(&mut Regions::new(), argument, memory.cast_const()) }?;
+    // SAFETY: not null, aligned, as long as the type (`read`); the caller's to be written.
+    unsafe { memory.write(value) };
+    Ok(())
+}
+
+/// Writes a number to the caller's memory.
+///
+/// # Safety
+/// Unless null or refused, `memory` may be written.
+pub unsafe fn put<T: Copy>(argument: &'static str, memory: *mut T, value: T) -> Result<(), Fault> {
+    check(argument, memory, 1)?;
+    // SAFETY: not null and aligned (`check`), and the caller's to be written.
+    unsafe { memory.write(value) };
+    Ok(())
+}

@@ -1,0 +1,476 @@
+//! Planning, running, combining, merging.
+
+use core::ffi::c_void;
+
+use amla::{Part, Plan, Shape, Workspace, combine, decode, merge, run_tasks};
+
+use crate::call::{options, output, problem, read_call};
+use crate::fault::{Fault, report};
+use crate::memory::{Regions, Written, fill, put, read, slice};
+use crate::types::{self, Call, ErrorDetail, Output, PlanInfo, Status};
+
+/// What a plan in memory begins with, so that other memory is not taken for one.
+const MAGIC: u64 = u64::from_le_bytes(*b"amlaplan");
+/// Its words: the magic number, the interface's version, the plan's own.
+const WORDS: usize = Plan::WORDS + 2;
+const PLAN_SIZE: usize = 8 * WORDS;
+
+const _: () = assert!(PLAN_SIZE <= types::AMLA_PLAN_MAX);
+const _: () = assert!(size_of::<Workspace>() <= types::AMLA_WORKSPACE_MAX);
+const _: () = assert!(align_of::<Workspace>() == types::AMLA_WORKSPACE_ALIGN);
+
+/// Tells how many bytes the plan of a call takes.
+///
+/// Lengths and shapes of `call` are looked at, results aren't.
+///
+/// @param call What is to be computed.
+/// @param size Where the number of bytes goes.
+/// @param detail Null, or where the reason goes if the call is refused.
+/// @return AMLA_OK, or whatever is wrong with the call.
+///
+/// # Safety
+/// Pointers are as documented with what they point to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amla_plan_size(
+    call: *const Call,
+    size: *mut usize,
+    detail: *mut ErrorDetail,
+) -> Status {
+    let body = || {
+        // SAFETY: this function's contract.
+        unsafe { planned(&mut Regions::new(), call) }?;
+        // SAFETY: this function's contract.
+        unsafe { put("size", size, PLAN_SIZE) }
+    };
+    // SAFETY: this function's contract.
+    unsafe { report(detail, body) }
+}
+
+/// Cuts a call into tasks.
+///
+/// The plan is numbers only: it may be copied, moved and kept, and serves every call with
+/// the same shape and lengths (window, causal and topk included), from layer to layer. It
+/// takes no part in what is computed: the results are those of amla_run() to the bit, however
+/// many threads run the tasks.
+///
+/// @param call What is to be computed; its output isn't looked at.
+/// @param plan Where the plan goes; any alignment.
+/// @param plan_size Bytes there, at least what amla_plan_size() says.
+/// @param detail Null, or where the reason goes if the call is refused.
+/// @return AMLA_OK, or whatever is wrong with the arguments; then nothing was written.
+///
+/// # Safety
+/// Pointers are as documented with what they point to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amla_plan(
+    call: *const Call,
+    plan: *mut c_void,
+    plan_size: usize,
+    detail: *mut ErrorDetail,
+) -> Status {
+    let body = || {
+        let mut regions = Regions::new();
+        // SAFETY: this function's contract.
+        let planned = unsafe { planned(&mut regions, call) }?;
+        let memory = Written::new(&mut regions, "plan", plan.cast::<u8>(), plan_size)?;
+        regions.check()?;
+        enough("plan", plan_size, PLAN_SIZE)?;
+        // SAFETY: checked not to overlap what the call reads; nobody else's by contract.
+        let memory = unsafe { memory.claim() };
+        let header = [MAGIC, types::AMLA_ABI_VERSION.into()];
+        let words = header.into_iter().chain(planned.to_words());
+        for (bytes, word) in memory.as_chunks_mut().0.iter_mut().zip(words) {
+            *bytes = word.to_le_bytes();
+        }
+        Ok(())
+    };
+    // SAFETY: this function's contract.
+    unsafe { report(detail, body) }
+}
+
+/// Tells how many tasks a plan has, and how much memory their results take.
+///
+/// @param plan What amla_plan() wrote.
+/// @param plan_size Bytes of it.
+/// @param info Where the answer goes; set its struct_size.
+/// @param detail Null, or where the reason goes if the call is refused.
+/// @return AMLA_OK, AMLA_ERROR_NOT_A_PLAN, or what is wrong with the other arguments.
+///
+/// # Safety
+/// Pointers are as documented with what they point to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amla_plan_query(
+    plan: *const c_void,
+    plan_size: usize,
+    info: *mut PlanInfo,
+    detail: *mut ErrorDetail,
+) -> Status {
+    let body = || {
+        // SAFETY: this function's contract.
+        let plan = unsafe { read_plan(&mut Regions::new(), plan, plan_size) }?;
+        let (tasks, partial_len) = (plan.tasks(), plan.partial_len());
+        let value = PlanInfo {
+            struct_size: INFO_SIZE,
+            reserved: 0,
+            tasks,
+            partial_len,
+            partials_len: tasks.checked_mul(partial_len).ok_or(Fault::NotAPlan)?,
+        };
+        // SAFETY: this function's contract.
+        unsafe { fill("info", info, value) }
+    };
+    // SAFETY: this function's contract.
+    unsafe { report(detail, body) }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "a few bytes")]
+const INFO_SIZE: u32 = size_of::<PlanInfo>() as u32;
+
+/// Tells how many bytes of memory a thread works in, aligned to AMLA_WORKSPACE_ALIGN.
+///
+/// It needn't be initialised and holds nothing between calls. Threads that run at the same
+/// time need one each.
+///
+/// @param call What is to be computed; its output isn't looked at.
+/// @param size Where the number of bytes goes; never more than AMLA_WORKSPACE_MAX.
+/// @param detail Null, or where the reason goes if the call is refused.
+/// @return AMLA_OK, or whatever is wrong with the call.
+///
+/// # Safety
+/// Pointers are as documented with what they point to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amla_workspace_size(
+    call: *const Call,
+    size: *mut usize,
+    detail: *mut ErrorDetail,
+) -> Status {
+    let body = || {
+        // SAFETY: this function's contract.
+        unsafe { planned(&mut Regions::new(), call) }?;
+        // SAFETY: this function's contract.
+        unsafe { put("size", size, size_of::<Workspace>()) }
+    };
+    // SAFETY: this function's contract.
+    unsafe { report(detail, body) }
+}
+
+/// Computes a call on one thread: attends every query to its keys.
+///
+/// @param call What is to be computed, and where results go.
+/// @param workspace Memory to work in, aligned to AMLA_WORKSPACE_ALIGN.
+/// @param workspace_size Bytes there, at least what amla_workspace_size() says.
+/// @param detail Null, or where the reason goes if the call is refused.
+/// @return AMLA_OK, or whatever is wrong with the arguments; then the outputs are untouched.
+///
+/// # Safety
+/// Pointers are as documented with what they point to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amla_run(
+    call: *const Call,
+    workspace: *mut c_void,
+    workspace_size: usize,
+    detail: *mut ErrorDetail,
+) -> Status {
+    let body = || {
+        let mut regions = Regions::new();
+        // SAFETY: this function's contract.
+        let call = unsafe { read_call(&mut regions, call) }?;
+        // SAFETY: this function's contract; the borrows end with this call.
+        let problem = unsafe { problem(&mut regions, &call) }?;
+        // SAFETY: this function's contract.
+        let options = unsafe { options(&call) }?;
+        // SAFETY: this function's contract.
+        let output = unsafe { output(&mut regions, call.output) }?;
+        let workspace = working(&mut regions, workspace, workspace_size)?;
+        regions.check()?;
+        // SAFETY: the regions were checked; that nobody else touches outputs and workspace
+        // meanwhile is this function's contract.
+        let (output, workspace) = unsafe { (output.claim(), workspace.claim()) };
+        let workspace = Workspace::from_bytes(workspace)?;
+        Ok(decode(&problem, &options, workspace, output)?)
+    };
+    // SAFETY: this function's contract.
+    unsafe { report(detail, body) }
+}
+
+/// Computes tasks begin, begin + 1, ..., end - 1 of a plan.
+///
+/// Any number of threads may do so at the same time, for disjoint ranges and with a workspace
+/// each, in any order and without waiting for each other: a call touches only its own tasks'
+/// part of `partials`, from begin * partial_len on. When all tasks are done, amla_combine()
+/// puts the results together.
+///
+/// @param call What is to be computed; its output isn't looked at.
+/// @param plan What amla_plan() wrote for a call with this shape and these lengths.
+/// @param plan_size Bytes of it.
+/// @param begin The first task.
+/// @param end One more than the last task.
+/// @param workspace Memory to work in, this thread's alone, aligned to AMLA_WORKSPACE_ALIGN.
+/// @param workspace_size Bytes there, at least what amla_workspace_size() says.
+/// @param partials Where all tasks' results go; the same memory for all threads. It needn't be
+///   initialised.
+/// @param partials_len FP32 numbers there, at least what amla_plan_query() says.
+/// @param detail Null, or where the reason goes if the call is refused; this thread's alone.
+/// @return AMLA_OK, or whatever is wrong with the arguments; then `partials` is untouched.
+///
+/// # Safety
+/// Pointers are as documented with what they point to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amla_run_tasks(
+    call: *const Call,
+    plan: *const c_void,
+    plan_size: usize,
+    begin: usize,
+    end: usize,
+    workspace: *mut c_void,
+    workspace_size: usize,
+    partials: *mut f32,
+    partials_len: usize,
+    detail: *mut ErrorDetail,
+) -> Status {
+    let body = || {
+        let mut regions = Regions::new();
+        // SAFETY: this function's contract.
+        let call = unsafe { read_call(&mut regions, call) }?;
+        // SAFETY: this function's contract; the borrows end with this call.
+        let problem = unsafe { problem(&mut regions, &call) }?;
+        // SAFETY: this function's contract.
+        let options = unsafe { options(&call) }?;
+        // SAFETY: this function's contract.
+        let plan = unsafe { read_plan(&mut regions, plan, plan_size) }?;
+        in_range("end", end, plan.tasks())?;
+        in_range("begin", begin, end)?;
+        let each = plan.partial_len();
+        let needed = plan.tasks().checked_mul(each).ok_or(Fault::NotAPlan)?;
+        if partials_len < needed {
+            return Err(amla::Error::TooShort {
+                argument: amla::Argument::Partials,
+                len: partials_len,
+                needed,
+            }
+            .into());
+        }
+        // Within `needed`, which didn't overflow.
+        let (start, len) = (begin * each, (end - begin) * each);
+        let own = Written::part(&mut regions, "partials", partials, start, len)?;
+        let workspace = working(&mut regions, workspace, workspace_size)?;
+        regions.check()?;
+        // SAFETY: the regions were checked; the workspace is this call's alone, and so is the
+        // part of `partials` that belongs to its tasks, as no other call runs them: this
+        // function's contract. No slice of all of `partials` is made.
+        let (own, workspace) = unsafe { (own.claim(), workspace.claim()) };
+        let workspace = Workspace::from_bytes(workspace)?;
+        Ok(run_tasks(
+            &problem,
+            &options,
+            &plan,
+            begin..end,
+            workspace,
+            own,
+        )?)
+    };
+    // SAFETY: this function's contract.
+    unsafe { report(detail, body) }
+}
+
+/// Puts the results of all tasks together, in the order of the keys, and writes the outputs.
+///
+/// @param call What was computed, and where results go.
+/// @param plan The plan that the tasks are of.
+/// @param plan_size Bytes of it.
+/// @param partials What amla_run_tasks() wrote for all tasks; it is used up.
+/// @param partials_len FP32 numbers there, at least what amla_plan_query() says.
+/// @param detail Null, or where the reason goes if the call is refused.
+/// @return AMLA_OK, or whatever is wrong with the arguments; then the outputs are untouched.
+///
+/// # Safety
+/// Pointers are as documented with what they point to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amla_combine(
+    call: *const Call,
+    plan: *const c_void,
+    plan_size: usize,
+    partials: *mut f32,
+    partials_len: usize,
+    detail: *mut ErrorDetail,
+) -> Status {
+    let body = || {
+        let mut regions = Regions::new();
+        // SAFETY: this function's contract.
+        let call = unsafe { read_call(&mut regions, call) }?;
+        // SAFETY: this function's contract; the borrows end with this call.
+        let problem = unsafe { problem(&mut regions, &call) }?;
+        // SAFETY: this function's contract.
+        let output = unsafe { output(&mut regions, call.output) }?;
+        // SAFETY: this function's contract.
+        let plan = unsafe { read_plan(&mut regions, plan, plan_size) }?;
+        let partials = Written::new(&mut regions, "partials", partials, partials_len)?;
+        regions.check()?;
+        // SAFETY: the regions were checked; that nobody else touches outputs and partial
+        // results meanwhile is this function's contract.
+        let (output, partials) = unsafe { (output.claim(), partials.claim()) };
+        Ok(combine(&problem, &plan, partials, output)?)
+    };
+    // SAFETY: this function's contract.
+    unsafe { report(detail, body) }
+}
+
+/// Puts results over different keys of the same queries together, into `total`, which holds
+/// one of them: a shared prefix and what follows it, caches sharded over devices or processes.
+///
+/// A part's weight is the exponential of its lse. Rows that saw no key, as the total's
+/// lse_empty has it, weigh nothing; with AMLA_LSE_EMPTY_MINUS_INFINITY, infinity is a number.
+/// Sums are in FP64 and in the order given: the same parts in the same order give the same
+/// bits. Results must be in FP32, and computed without a sink.
+///
+/// @param b Requests; 1 for ragged queries.
+/// @param s_q Query positions of a request; for ragged queries all tokens.
+/// @param h_q Query heads.
+/// @param d_v Width of a row of O.
+/// @param total Strides, format and memory; what is there is one of the results.
+/// @param parts The others, parts_len of them.
+/// @param parts_len At most AMLA_MERGE_MAX.
+/// @param detail Null, or where the reason goes if the call is refused.
+/// @return AMLA_OK, or whatever is wrong with the arguments; then the total is untouched.
+///
+/// # Safety
+/// Pointers are as documented with what they point to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amla_merge(
+    b: usize,
+    s_q: usize,
+    h_q: usize,
+    d_v: usize,
+    total: *const Output,
+    parts: *const types::Part,
+    parts_len: usize,
+    detail: *mut ErrorDetail,
+) -> Status {
+    let body = || {
+        let mut outputs = Regions::new();
+        // SAFETY: this function's contract.
+        let total = unsafe { output(&mut outputs, total) }?;
+        outputs.check()?;
+        if parts_len > types::AMLA_MERGE_MAX {
+            return Err(Fault::TooMany {
+                argument: "parts_len",
+                len: parts_len,
+                max: types::AMLA_MERGE_MAX,
+            });
+        }
+        if parts.is_null() && parts_len > 0 {
+            return Err(Fault::Null { argument: "parts" });
+        }
+        let mut given: [Part<'_>; types::AMLA_MERGE_MAX] = [Part { o: &[], lse: &[] }; _];
+        for (i, part) in given.iter_mut().enumerate().take(parts_len) {
+            // What is written against each part on its own: parts may be the same memory.
+            let mut regions = outputs.clone();
+            // SAFETY: one of `parts_len` structs, this function's contract.
+            let read = unsafe { read(&mut regions, "parts", parts.wrapping_add(i)) }?;
+            if read.reserved != 0 {
+                return Err(Fault::Unknown {
+                    argument: "parts.reserved",
+                    value: read.reserved,
+                });
+            }
+            *part = Part {
+                // SAFETY: this function's contract.
+                o: unsafe { slice(&mut regions, "parts.o", read.o, read.o_len) }?,
+                // SAFETY: this function's contract.
+                lse: unsafe { slice(&mut regions, "parts.lse", read.lse, read.lse_len) }?,
+            };
+            regions.check()?;
+        }
+        let given = given.get(..parts_len).unwrap_or_default();
+        let shape = Shape {
+            b,
+            s_q,
+            s_k: 0,
+            h_q,
+            h_kv: 1,
+            d_qk: d_v,
+            d_v,
+        };
+        // SAFETY: checked against every part; nobody else's by this function's contract.
+        let total = unsafe { total.claim() };
+        Ok(merge(&shape, total, given)?)
+    };
+    // SAFETY: this function's contract.
+    unsafe { report(detail, body) }
+}
+
+/// The plan of a call.
+///
+/// # Safety
+/// `call` is as documented.
+unsafe fn planned(regions: &mut Regions, call: *const Call) -> Result<Plan, Fault> {
+    // SAFETY: handed on.
+    let call = unsafe { read_call(regions, call) }?;
+    // SAFETY: handed on; the borrows end with this function.
+    let problem = unsafe { problem(regions, &call) }?;
+    Ok(Plan::new(&problem)?)
+}
+
+/// A thread's memory, of the right size and alignment.
+fn working(regions: &mut Regions, memory: *mut c_void, size: usize) -> Result<Written<u8>, Fault> {
+    let bytes = memory.cast::<u8>();
+    if bytes.is_null() {
+        return Err(Fault::Null {
+            argument: "workspace",
+        });
+    }
+    if !memory.addr().is_multiple_of(types::AMLA_WORKSPACE_ALIGN) {
+        return Err(Fault::Misaligned {
+            argument: "workspace",
+            align: types::AMLA_WORKSPACE_ALIGN,
+        });
+    }
+    enough("workspace", size, size_of::<Workspace>())?;
+    // The rest, if there is more, is none of this call's business.
+    Written::new(regions, "workspace", bytes, size_of::<Workspace>())
+}
+
+fn enough(argument: &'static str, len: usize, needed: usize) -> Result<(), Fault> {
+    if len < needed {
+        return Err(Fault::TooShort {
+            argument,
+            len,
+            needed,
+        });
+    }
+    Ok(())
+}
+
+fn in_range(argument: &'static str, len: usize, max: usize) -> Result<(), Fault> {
+    if len > max {
+        return Err(Fault::TooMany { argument, len, max });
+    }
+    Ok(())
+}
+
+/// A plan as [`amla_plan`] wrote it. Whether it is one for the problem at hand, `amla` checks.
+///
+/// # Safety
+/// Unless null or refused, `plan` has `size` bytes that nobody writes meanwhile.
+unsafe fn read_plan(
+    regions: &mut Regions,
+    plan: *const c_void,
+    size: usize,
+) -> Result<Plan, Fault> {
+    if plan.is_null() {
+        return Err(Fault::Null { argument: "plan" });
+    }
+    enough("plan", size, PLAN_SIZE)?;
+    // SAFETY: handed on; at least so many bytes (above).
+    let bytes = unsafe { slice(regions, "plan", plan.cast::<u8>(), PLAN_SIZE) }?;
+    let mut words = [0; WORDS];
+    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
+        *word = u64::from_le_bytes(*bytes);
+    }
+    match words {
+        [MAGIC, version, plan @ ..] if version == types::AMLA_ABI_VERSION.into() => {
+            Plan::from_words(plan).ok_or(Fault::NotAPlan)
+        }
+        _ => Err(Fault::NotAPlan),
+    }
+}

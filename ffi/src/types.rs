@@ -1,0 +1,436 @@
+//! The structs and numbers of `amla.h`. Documentation here is the header's.
+
+use core::ffi::{c_char, c_void};
+
+/// Goes up when a program compiled against an older header would break.
+pub const AMLA_ABI_VERSION: u32 = 1;
+
+/// Alignment of a workspace, in bytes.
+pub const AMLA_WORKSPACE_ALIGN: usize = 64;
+/// Enough for any workspace, for memory that is set aside when a program is compiled.
+/// amla_workspace_size() says how much is needed.
+pub const AMLA_WORKSPACE_MAX: usize = 2 << 20;
+/// Enough for any plan, for memory that is set aside when a program is compiled.
+/// amla_plan_size() says how much is needed.
+pub const AMLA_PLAN_MAX: usize = 128;
+/// Partial results that amla_merge() takes in one call.
+pub const AMLA_MERGE_MAX: usize = 64;
+/// Room for pairs of widths in amla_capability_set.
+pub const AMLA_DIMS_MAX: usize = 16;
+/// Bytes of an FP8 row: 512 e4m3 numbers, 4 FP32 scales, 64 BF16 numbers.
+pub const AMLA_FP8_ROW: usize = 656;
+/// Bytes of a MODEL1 row: 448 e4m3 numbers, 64 BF16 numbers.
+pub const AMLA_MODEL1_ROW: usize = 576;
+/// Bytes of a MODEL1 row's e8m0 scales, the last of which is unused.
+pub const AMLA_MODEL1_SCALES: usize = 8;
+
+/// What a function returns: AMLA_OK, or why it refused. Numbers never change their meaning.
+pub type Status = i32;
+/// The call was done.
+pub const AMLA_OK: Status = 0;
+/// A pointer is null where there must be memory.
+pub const AMLA_ERROR_NULL_POINTER: Status = 1;
+/// A struct's struct_size is none that this library knows.
+pub const AMLA_ERROR_STRUCT_SIZE: Status = 2;
+/// A number that stands for a choice, or a bit of flags, has no meaning; or a reserved
+/// field isn't 0.
+pub const AMLA_ERROR_UNKNOWN_VALUE: Status = 3;
+/// Memory isn't aligned as its elements need.
+pub const AMLA_ERROR_MISALIGNED: Status = 4;
+/// A buffer's size in bytes doesn't fit into the address space.
+pub const AMLA_ERROR_BAD_EXTENT: Status = 5;
+/// Memory that would be written overlaps other memory of the call.
+pub const AMLA_ERROR_ALIASED: Status = 6;
+/// The memory doesn't hold a plan.
+pub const AMLA_ERROR_NOT_A_PLAN: Status = 7;
+/// No kernel is compiled in for this pair of widths.
+pub const AMLA_ERROR_UNSUPPORTED_DIMS: Status = 8;
+/// A count lies outside its range.
+pub const AMLA_ERROR_OUT_OF_RANGE: Status = 9;
+/// A buffer has fewer elements than needed (bytes, for workspaces and plans).
+pub const AMLA_ERROR_TOO_SHORT: Status = 10;
+/// A list's length isn't the one that the sizes ask for.
+pub const AMLA_ERROR_WRONG_LENGTH: Status = 11;
+/// Sizes and strides overflow.
+pub const AMLA_ERROR_OVERFLOW: Status = 12;
+/// Strides put two elements of an output into one place.
+pub const AMLA_ERROR_OVERLAP: Status = 13;
+/// A request's cache_seqlens is negative, or more than the cache has.
+pub const AMLA_ERROR_SEQLEN: Status = 14;
+/// A request's topk_length is negative, or more than topk.
+pub const AMLA_ERROR_TOPK_LENGTH: Status = 15;
+/// An entry of the block table that holds keys is no page.
+pub const AMLA_ERROR_PAGE: Status = 16;
+/// Offsets fall, start below 0, or leave a request more rows than it may have.
+pub const AMLA_ERROR_INDPTR: Status = 17;
+/// A tensor's format has no rows of the width needed.
+pub const AMLA_ERROR_FORMAT: Status = 18;
+/// Query heads don't divide among the KV heads.
+pub const AMLA_ERROR_HEADS: Status = 19;
+/// Two arguments exclude each other.
+pub const AMLA_ERROR_CONFLICT: Status = 20;
+/// The plan was made for another problem: another shape, or requests of other lengths.
+pub const AMLA_ERROR_PLAN_MISMATCH: Status = 21;
+/// softmax_scale, or its product with log2(e), is infinite or not a number.
+pub const AMLA_ERROR_NON_FINITE_SCALE: Status = 22;
+/// There is no backend of this name, or the processor lacks what it needs.
+pub const AMLA_ERROR_BACKEND_UNAVAILABLE: Status = 23;
+/// Refused for a reason that this interface has no number for yet; the message says which.
+pub const AMLA_ERROR_OTHER: Status = 24;
+
+/// How elements are stored. BF16 and FP16 numbers are the bits of a uint16_t.
+pub type Dtype = u32;
+/// BF16: what the kernel computes with, without a copy.
+pub const AMLA_DTYPE_BF16: Dtype = 1;
+/// FP16.
+pub const AMLA_DTYPE_F16: Dtype = 2;
+/// FP32; outputs only.
+pub const AMLA_DTYPE_F32: Dtype = 3;
+/// Rows of AMLA_FP8_ROW bytes for a cache of width 576 (FlashMLA's "V32"); inputs only.
+/// Strides count bytes. amla_encode_fp8() writes one.
+pub const AMLA_DTYPE_FP8: Dtype = 4;
+/// Rows of AMLA_MODEL1_ROW bytes for a cache of width 512, and their scales apart in the
+/// same buffer (FlashMLA's "MODEL1"); inputs only. Strides count bytes.
+/// amla_encode_model1() writes one.
+pub const AMLA_DTYPE_MODEL1: Dtype = 5;
+/// INT8 with an FP32 scale for each row; inputs only. amla_encode_int8() writes one.
+pub const AMLA_DTYPE_INT8: Dtype = 6;
+
+/// amla_call.flags: query j of a request's n sees only the first len - (n - 1 - j) keys,
+/// the last of which is its own.
+pub const AMLA_CAUSAL: u32 = 1;
+
+/// How the output accumulator follows the running maximum.
+pub type Rescale = u32;
+/// By exact powers of two; most blocks need none. The default.
+pub const AMLA_RESCALE_EXACT: Rescale = 0;
+/// The paper's Algorithm 2, with the compensation of its appendix.
+pub const AMLA_RESCALE_COMPENSATED: Rescale = 1;
+
+/// How probabilities enter the second matrix product.
+pub type Precision = u32;
+/// One BF16 for each. The default.
+pub const AMLA_PRECISION_BF16: Precision = 0;
+/// A BF16 pair, about 16 bits, for twice the work there.
+pub const AMLA_PRECISION_BF16X2: Precision = 1;
+
+/// The base of lse.
+pub type LseBase = u32;
+/// Natural logarithms: FlashMLA's and CANN's. The default.
+pub const AMLA_LSE_BASE_E: LseBase = 0;
+/// Binary logarithms: FlashInfer's.
+pub const AMLA_LSE_BASE_2: LseBase = 1;
+
+/// lse of a row that sees no key; its O is 0.
+pub type LseEmpty = u32;
+/// Infinity, as in FlashMLA. The default.
+pub const AMLA_LSE_EMPTY_INFINITY: LseEmpty = 0;
+/// Minus infinity, the logarithm of the empty sum.
+pub const AMLA_LSE_EMPTY_MINUS_INFINITY: LseEmpty = 1;
+
+/// A tensor that is read. Its last dimension is contiguous.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Tensor {
+    /// sizeof(struct amla_tensor).
+    pub struct_size: u32,
+    /// AMLA_DTYPE_*, not AMLA_DTYPE_F32.
+    pub dtype: Dtype,
+    /// The elements, aligned as their type.
+    pub data: *const c_void,
+    /// How many elements there are (bytes, for FP8 and MODEL1), from the first to the end
+    /// of the memory that may be read.
+    pub len: usize,
+    /// Elements (bytes) from one index to the next, outermost dimension first, of every
+    /// dimension but the last.
+    pub strides: [usize; 3],
+    /// AMLA_DTYPE_INT8: each row's scale. Otherwise not looked at.
+    pub scales: *const f32,
+    /// How many scales there are.
+    pub scales_len: usize,
+    /// Scales from one index to the next, as in strides.
+    pub scale_strides: [usize; 3],
+    /// AMLA_DTYPE_MODEL1: bytes from the start of a page (or request) to the scales of its
+    /// first row. Otherwise not looked at.
+    pub model1_scales: usize,
+    /// AMLA_DTYPE_MODEL1: bytes from one row's AMLA_MODEL1_SCALES scales to the next's.
+    pub model1_scale_stride: usize,
+}
+
+/// Places of the keys that each query position attends to, [b, s_q, topk].
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Indices {
+    /// sizeof(struct amla_indices).
+    pub struct_size: u32,
+    /// 0.
+    pub reserved: u32,
+    /// The places. One is page * page_size + key in the page if the cache is paged,
+    /// otherwise the key's number within its request. Places that are negative or beyond
+    /// the cache are skipped.
+    pub indices: *const i32,
+    /// How many there are in memory.
+    pub indices_len: usize,
+    /// Places from one request to the next, and from one query position to the next.
+    pub strides: [usize; 2],
+    /// Places of each query position.
+    pub topk: usize,
+    /// How many of them count, [b]; null if all.
+    pub topk_length: *const i32,
+    /// b; 0 if null.
+    pub topk_length_len: usize,
+}
+
+/// A second cache for sparse attention, whose keys follow those of the first. Values are
+/// the first d_v columns of its rows.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Extra {
+    /// sizeof(struct amla_extra).
+    pub struct_size: u32,
+    /// 0.
+    pub reserved: u32,
+    /// [pages, page_size, h_kv, d_qk].
+    pub kv: *const Tensor,
+    /// Pages of it.
+    pub pages: usize,
+    /// Keys of a page.
+    pub page_size: usize,
+    /// The keys of each query position.
+    pub indices: *const Indices,
+}
+
+/// Where results go. A row that sees no key gets O = 0, and the lse that lse_empty says.
+///
+/// All memory from o to o + o_len, and from lse to lse + lse_len, belongs to the call while
+/// it runs, also where strides leave gaps.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Output {
+    /// sizeof(struct amla_output).
+    pub struct_size: u32,
+    /// AMLA_DTYPE_F32 (unrounded), AMLA_DTYPE_BF16 or AMLA_DTYPE_F16 (rounded to nearest even).
+    pub dtype: Dtype,
+    /// [b, s_q, h_q, d_v], the last dimension contiguous; [tokens, h_q, d_v] with q_indptr.
+    pub o: *mut c_void,
+    /// Elements of o.
+    pub o_len: usize,
+    /// Elements from one index to the next over (b, s_q, h_q); the first isn't looked at with
+    /// q_indptr.
+    pub o_strides: [usize; 3],
+    /// [b, h_q, s_q], or [h_q, tokens] with q_indptr: logarithm of the sum of exponentials.
+    pub lse: *mut f32,
+    /// Elements of lse.
+    pub lse_len: usize,
+    /// Elements from one index to the next over (b, h_q, s_q).
+    pub lse_strides: [usize; 3],
+    /// AMLA_LSE_BASE_*.
+    pub lse_base: LseBase,
+    /// AMLA_LSE_EMPTY_*.
+    pub lse_empty: LseEmpty,
+}
+
+/// One call: what to compute, from which memory, into which.
+///
+/// O = softmax(softmax_scale * Q K^T) V for each request and head. Zero all of it, set
+/// struct_size, then what the call needs; pointers that stay null are parts that it hasn't.
+/// No memory that the call reads may be written while it runs.
+///
+/// Tensors of queries have dimensions (request, position, head), or (-, token, head) with
+/// q_indptr, whose first stride isn't looked at. Tensors of keys have (request, key, head),
+/// (-, token, head) with kv_indptr, or (page, key in the page, head) if the cache is paged.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Call {
+    /// sizeof(struct amla_call).
+    pub struct_size: u32,
+    /// AMLA_CAUSAL, or 0.
+    pub flags: u32,
+    /// Requests.
+    pub b: usize,
+    /// Query positions of a request; the most of any with q_indptr.
+    pub s_q: usize,
+    /// Keys of a request; the most of any with cache_seqlens or kv_indptr.
+    pub s_k: usize,
+    /// Query heads, a multiple of h_kv.
+    pub h_q: usize,
+    /// KV heads: 1 for MLA and MQA.
+    pub h_kv: usize,
+    /// Width of a query and of a key.
+    pub d_qk: usize,
+    /// Width of a value and of a row of O.
+    pub d_v: usize,
+    /// Factor on the scores.
+    pub softmax_scale: f32,
+    /// AMLA_RESCALE_*.
+    pub rescale: Rescale,
+    /// AMLA_PRECISION_*.
+    pub precision: Precision,
+    /// 0.
+    pub reserved: u32,
+    /// Name of the backend to use; null for the fastest that the processor has.
+    pub backend: *const c_char,
+    /// Absorbed queries, [b, s_q, h_q, d_qk]; the first d_v columns of them if q_rope has the
+    /// others.
+    pub q: *const Tensor,
+    /// The queries' rotary part, [b, s_q, h_q, d_qk - d_v], if it lies apart.
+    pub q_rope: *const Tensor,
+    /// The cache, [b, s_k, h_kv, d_qk]; the first d_v columns of it if k_rope has the others.
+    /// Unless v is given, its first d_v columns are the values.
+    pub kv: *const Tensor,
+    /// The keys' rotary part, [b, s_k, h_kv, d_qk - d_v], if it lies apart.
+    pub k_rope: *const Tensor,
+    /// Values apart from the keys, [b, s_k, h_kv, d_v].
+    pub v: *const Tensor,
+    /// Ragged queries: where each request's begin in q, [b + 1]; request i has
+    /// q_indptr[i + 1] - q_indptr[i] positions, at most s_q.
+    pub q_indptr: *const i32,
+    /// b + 1; 0 if null.
+    pub q_indptr_len: usize,
+    /// A ragged cache: where each request's keys begin, [b + 1].
+    pub kv_indptr: *const i32,
+    /// b + 1; 0 if null.
+    pub kv_indptr_len: usize,
+    /// Valid keys of each request, [b]; all of them if null. Rows beyond are never read.
+    pub cache_seqlens: *const i32,
+    /// b; 0 if null.
+    pub cache_seqlens_len: usize,
+    /// A paged cache: the page that holds keys i * page_size on of a request,
+    /// [b, max_blocks]. Entries behind a request's last key are never read.
+    pub block_table: *const i32,
+    /// Entries of the block table in memory.
+    pub block_table_len: usize,
+    /// Entries from one request to the next.
+    pub max_blocks: usize,
+    /// Keys of a page; 0 if the cache isn't paged.
+    pub page_size: usize,
+    /// Pages of the cache.
+    pub pages: usize,
+    /// How far back a query sees: its own key, len - n + j, and window - 1 before it. 0 for
+    /// no limit.
+    pub window: usize,
+    /// Which of a request's last keys each of its queries sees, instead of AMLA_CAUSAL:
+    /// [b, s_q, words] ([tokens, words] with q_indptr), words = tail / 64 rounded up; bit
+    /// i % 64 of word i / 64 is 1 where the query sees key len - tail + i.
+    pub tail_mask: *const u64,
+    /// Words of it in memory; 0 if null.
+    pub tail_mask_len: usize,
+    /// How many keys tail_mask covers.
+    pub tail: usize,
+    /// Each query attends to chosen keys only; not with AMLA_CAUSAL, window, tail_mask,
+    /// q_indptr, k_rope or v. The block table is then not looked at.
+    pub sparse: *const Indices,
+    /// A second cache; with sparse only.
+    pub extra: *const Extra,
+    /// Attention sink of each query head, [h_q]: a natural logarithm of what is added to the
+    /// sum of exponentials that O is divided by. lse doesn't hold it.
+    pub sink: *const f32,
+    /// h_q; 0 if null.
+    pub sink_len: usize,
+    /// Where results go. Functions that write none don't look at it.
+    pub output: *const Output,
+}
+
+/// What a plan says.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct PlanInfo {
+    /// sizeof(struct amla_plan_info).
+    pub struct_size: u32,
+    /// Written as 0.
+    pub reserved: u32,
+    /// How many tasks there are.
+    pub tasks: usize,
+    /// FP32 numbers that each task's result takes.
+    pub partial_len: usize,
+    /// FP32 numbers that all tasks' results take: tasks * partial_len.
+    pub partials_len: usize,
+}
+
+/// A result over some of the keys: O in FP32 and lse, with the strides and lengths of
+/// the output that it is merged into.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Part {
+    /// sizeof(struct amla_part).
+    pub struct_size: u32,
+    /// 0.
+    pub reserved: u32,
+    /// O, FP32.
+    pub o: *const f32,
+    /// As the output's o_len.
+    pub o_len: usize,
+    /// The logarithms of the sums.
+    pub lse: *const f32,
+    /// As the output's lse_len.
+    pub lse_len: usize,
+}
+
+/// Why a call was refused. Set struct_size before each call; the rest is written when a
+/// function returns anything but AMLA_OK, and then only.
+///
+/// Which of the numbers mean something follows from the status; the others are 0. Sizes
+/// beyond INT64_MAX are given as INT64_MAX.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ErrorDetail {
+    /// sizeof(struct amla_error_detail).
+    pub struct_size: u32,
+    /// What the function returned.
+    pub status: Status,
+    /// What was given: a size, a length, an entry of a list.
+    pub value: i64,
+    /// The smallest value allowed.
+    pub min: i64,
+    /// The largest value allowed; the alignment needed, in bytes.
+    pub max: i64,
+    /// Which request, or which dimension, counted from the outermost.
+    pub index: u64,
+    /// Which entry of the request's part of a list.
+    pub entry: u64,
+    /// What was given where it is a floating-point number.
+    pub number: f64,
+    /// The argument at fault, as it is spelt in amla_call, amla_output or the function.
+    pub argument: [c_char; 32],
+    /// The other one, where two don't go together.
+    pub other: [c_char; 32],
+    /// All of it as an English sentence, cut off where it is longer.
+    pub message: [c_char; 192],
+}
+
+/// amla_capability_set.features: paged caches.
+pub const AMLA_FEATURE_PAGES: u64 = 1;
+/// amla_capability_set.features: ragged queries and caches.
+pub const AMLA_FEATURE_RAGGED: u64 = 2;
+/// amla_capability_set.features: sliding windows.
+pub const AMLA_FEATURE_WINDOW: u64 = 4;
+/// amla_capability_set.features: tail masks.
+pub const AMLA_FEATURE_TAIL_MASK: u64 = 8;
+/// amla_capability_set.features: sparse attention, with a second cache.
+pub const AMLA_FEATURE_SPARSE: u64 = 16;
+/// amla_capability_set.features: attention sinks.
+pub const AMLA_FEATURE_SINK: u64 = 32;
+/// amla_capability_set.features: amla_merge().
+pub const AMLA_FEATURE_MERGE: u64 = 64;
+
+/// What this library can do.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct CapabilitySet {
+    /// sizeof(struct amla_capability_set).
+    pub struct_size: u32,
+    /// AMLA_ABI_VERSION of the library.
+    pub abi_version: u32,
+    /// AMLA_FEATURE_* that it has.
+    pub features: u64,
+    /// Bit 1 << AMLA_DTYPE_* for each format that tensors may have.
+    pub input_dtypes: u32,
+    /// Bit 1 << AMLA_DTYPE_* for each format that O may have.
+    pub output_dtypes: u32,
+    /// How many pairs of widths there are.
+    pub dims_len: u32,
+    /// How many backends this processor can run.
+    pub backends_len: u32,
+    /// The pairs (d_qk, d_v).
+    pub dims: [[u32; 2]; AMLA_DIMS_MAX],
+}
