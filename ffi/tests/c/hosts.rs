@@ -1,0 +1,229 @@
+//! What hosts hand over, as in the library's own `tests/hosts.rs`, `tests/formats.rs` and
+//! `tests/sparse.rs`: the same problems, through C.
+
+use amla::{
+    Backend, BackendId, Data, EmptyLse, Lse, LseBase, Options, Problem, Shape, Tensor, format,
+};
+use half::f16;
+
+use crate::common::{Case, modes, normal};
+use crate::host::{Host, Keys, Layout, PLAIN, paged};
+use crate::suite::{Cases, F32, Place, sparse};
+use crate::toolchain::{c, run, scratch, tool, valgrind};
+
+const MLA: (usize, usize) = (576, 512);
+const MHA: (usize, usize) = (192, 128);
+const TINY: (usize, usize) = (64, 64);
+
+fn backends() -> impl Iterator<Item = Backend> {
+    let request = |id| Backend::request(id).ok();
+    BackendId::ALL.into_iter().filter_map(request)
+}
+
+const PLACES: [Place; 3] = [
+    F32,
+    Place {
+        dtype: 1,
+        lse: Lse {
+            base: LseBase::Two,
+            empty: EmptyLse::MinusInfinity,
+        },
+        gap: 7,
+    },
+    Place {
+        dtype: 2,
+        gap: 1,
+        ..F32
+    },
+];
+
+/// Layouts, masks, heads, sinks; `len` is the longest request's.
+fn hosts(len: usize) -> Vec<(Host, Layout)> {
+    let ragged = Layout {
+        keys: Keys::Ragged,
+        spare: 3,
+        padding: 5,
+        ragged_q: true,
+        split_q: true,
+        split_k: false,
+    };
+    let split = Layout {
+        padding: 1,
+        split_q: false,
+        split_k: true,
+        ..paged(16)
+    };
+    let latent = Host::new([5, 1], MLA, &[(1, len), (1, 0), (1, 193)]);
+    let several = Host::new([16, 1], MLA, &[(2, len), (3, 7), (1, 200)]);
+    let grouped = Host::new([6, 2], MHA, &[(2, len), (2, 40)]).separate_v();
+    let tiny = Host::new([3, 1], TINY, &[(4, 30), (4, 3)]);
+    vec![
+        (latent.clone(), PLAIN),
+        (latent.clone(), split),
+        (latent.sink(|h| h as f32 - 2.0), paged(64)),
+        (several.clone(), ragged),
+        (several.causal(true), paged(53)),
+        (grouped.clone().window(17), PLAIN),
+        (grouped.causal(true).sink(|_| 1.0), ragged),
+        (tiny.tree(9, 3), paged(2)),
+    ]
+}
+
+/// Everything that problems can be, in all modes on all backends where `all`.
+fn cases(len: usize, all: bool) -> Cases {
+    let mut cases = Cases::default();
+    let mut count = 0;
+    for backend in backends() {
+        let modes = modes(backend);
+        let mut add = |problem: &Problem| {
+            let few: &[Options] = if all {
+                &modes
+            } else {
+                &modes[count % 4..][..1]
+            };
+            for options in few {
+                cases.decode(problem, options, PLACES[count % 3]);
+                count += 1;
+            }
+        };
+        for (host, layout) in hosts(len) {
+            add(&host.laid(layout).problem());
+        }
+        stored(len, &mut add);
+        let case = Case::new(2, 2, len, 4, MLA);
+        let places: Vec<i32> = (0..2 * 2 * 40).map(|i| (i * 7 + i / 3) % 300 - 2).collect();
+        add(&sparse(&case.problem(), &places, &[40, 13]));
+        add(&Case::new(0, 1, 10, 1, TINY).problem());
+        add(&Case::new(1, 1, 0, 1, TINY).problem());
+    }
+    for row in normal(9, 3.0, 3 * 600).chunks(600) {
+        cases.encode(row);
+    }
+    merges(&mut cases);
+    cases
+}
+
+/// Caches in every format.
+fn stored(len: usize, add: &mut impl FnMut(&Problem)) {
+    let case = Case::new(1, 1, len, 3, MLA);
+    let good = case.problem();
+    let with = |data, row: usize| Problem {
+        kv: Tensor {
+            data,
+            strides: [len * row, row, 0],
+        },
+        ..good
+    };
+    let halves: Vec<f16> = case.kv.iter().map(|x| f16::from_f32(x.to_f32())).collect();
+    add(&with(Data::F16(&halves), 576));
+
+    let mut fp8 = vec![0; len * format::FP8_ROW];
+    for (row, bytes) in case.kv.chunks(576).zip(fp8.chunks_mut(format::FP8_ROW)) {
+        format::encode_fp8(row, bytes).unwrap();
+    }
+    add(&with(Data::Fp8(&fp8), format::FP8_ROW));
+
+    let mut values = vec![0; len * 576];
+    let rows = case.kv.chunks(576).zip(values.chunks_mut(576));
+    let scales: Vec<f32> = rows
+        .map(|(row, values)| format::encode_int8(row, values).unwrap())
+        .collect();
+    let data = Data::Int8 {
+        values: &values,
+        scales: &scales,
+        strides: [len, 1, 0],
+    };
+    add(&with(data, 576));
+
+    let case = Case::new(1, 1, len, 3, (512, 512));
+    let apart = len * format::MODEL1_ROW;
+    let mut model1 = vec![0; apart + len * format::MODEL1_SCALES];
+    let (rows, scales) = model1.split_at_mut(apart);
+    let stored = rows
+        .chunks_mut(format::MODEL1_ROW)
+        .zip(scales.chunks_mut(format::MODEL1_SCALES));
+    for (row, (bytes, scales)) in case.kv.chunks(512).zip(stored) {
+        format::encode_model1(row, bytes, scales).unwrap();
+    }
+    add(&Problem {
+        kv: Tensor {
+            data: Data::Model1 {
+                bytes: &model1,
+                scales: apart,
+                scale_stride: format::MODEL1_SCALES,
+            },
+            strides: [model1.len(), format::MODEL1_ROW, 0],
+        },
+        ..case.problem()
+    });
+}
+
+fn merges(cases: &mut Cases) {
+    let shape = Shape {
+        b: 2,
+        s_q: 3,
+        s_k: 0,
+        h_q: 2,
+        h_kv: 1,
+        d_qk: 128,
+        d_v: 100,
+    };
+    let rows = shape.b * shape.s_q * shape.h_q;
+    let numbers =
+        |seed, n| -> Vec<f32> { normal(seed, 2.0, n).iter().map(|x| x.to_f32()).collect() };
+    for count in [1_u64, 2, 5, 65] {
+        for place in PLACES {
+            let part = |seed| {
+                let mut lse = numbers(100 + seed, rows);
+                lse[seed as usize % rows] = place.lse.empty.value();
+                (numbers(200 + seed, rows * shape.d_v), lse)
+            };
+            let parts: Vec<_> = (0..count).map(part).collect();
+            cases.merge(shape, &parts, place.lse);
+        }
+    }
+}
+
+#[test]
+fn c_computes_what_rust_computes() {
+    for compiler in ["gcc", "clang"] {
+        if tool(compiler) {
+            let program = c(compiler, "tests/c/suite.c").built();
+            cases(1030, true).compare(&scratch("cases"), |cases, results| {
+                run(std::process::Command::new(&program).arg(cases).arg(results));
+            });
+        }
+    }
+}
+
+#[test]
+fn c_computes_it_sanitized() {
+    if tool("gcc") {
+        let program = c("gcc", "tests/c/suite.c").sanitized().built();
+        cases(300, false).compare(&scratch("cases"), |cases, results| {
+            run(std::process::Command::new(&program).arg(cases).arg(results));
+        });
+    }
+}
+
+/// Valgrind knows no AVX-512, which detection then doesn't find: the portable backend's cases.
+#[test]
+fn c_computes_it_under_valgrind() {
+    if tool("gcc") && tool("valgrind") {
+        let program = c("gcc", "tests/c/suite.c").built();
+        let mut cases = Cases::default();
+        let portable = Backend::request(BackendId::Portable).unwrap();
+        for (i, (host, layout)) in hosts(200).into_iter().enumerate() {
+            let options = modes(portable)[i % 4];
+            cases.decode(&host.laid(layout).problem(), &options, PLACES[i % 3]);
+        }
+        stored(200, &mut |problem| {
+            cases.decode(problem, &modes(portable)[0], F32)
+        });
+        cases.encode(&normal(9, 3.0, 600));
+        merges(&mut cases);
+        cases.compare(&scratch("cases"), |cases, results| {
+            valgrind(&program, &[cases, results]);
+        });
+    }
+}

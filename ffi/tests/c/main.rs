@@ -1,0 +1,42 @@
+//! The library as C hosts see it: built as they build it, linked by their compilers.
+//!
+//! A tool that is missing is said aloud and its test skipped; under `CI=true` it fails.
+
+mod archive;
+mod examples;
+mod hosts;
+mod layout;
+mod suite;
+mod toolchain;
+
+// What the Rust suites compute is what the C suite computes.
+#[path = "../../../tests/common/mod.rs"]
+mod common;
+#[path = "../../../tests/common/hosts.rs"]
+#[allow(dead_code, reason = "the library's own suites use the rest")]
+mod host;
+
+use toolchain::{c, tool, valgrind};
+
+#[test]
+fn refusals() {
+    for compiler in ["gcc", "clang"] {
+        if tool(compiler) {
+            c(compiler, "tests/c/refusals.c").run(&[]);
+        }
+    }
+}
+
+#[test]
+fn refusals_sanitized() {
+    if tool("gcc") {
+        c("gcc", "tests/c/refusals.c").sanitized().run(&[]);
+    }
+}
+
+#[test]
+fn refusals_under_valgrind() {
+    if tool("gcc") && tool("valgrind") {
+        valgrind(&c("gcc", "tests/c/refusals.c").built(), &[]);
+    }
+}

@@ -1,0 +1,330 @@
+/*
+ * The numeric suite, as a C host: reads cases from a file, computes each with amla_run() and again
+ * with tasks, requires the same bits of both, and writes the results to another file for
+ * the Rust side (suite.rs) to compare.
+ *
+ * Every buffer has memory of exactly its own size, so that the sanitizers and Valgrind see
+ * whatever reaches beyond.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "amla.h"
+
+static FILE *in, *out;
+
+static void check(int ok, const char *what) {
+    if (!ok) {
+        fprintf(stderr, "suite: %s\n", what);
+        exit(1);
+    }
+}
+
+static uint64_t word(void) {
+    uint64_t value;
+    check(fread(&value, sizeof value, 1, in) == 1, "the file ends too early");
+    return value;
+}
+
+static void *allocate(size_t bytes) {
+    void *memory = malloc(bytes ? bytes : 1);
+    check(memory != NULL, "out of memory");
+    return memory;
+}
+
+/* Bytes and their number; null where there are none to be. */
+static void *blob(size_t *bytes) {
+    uint64_t len = word();
+    *bytes = 0;
+    if (len == UINT64_MAX) return NULL;
+    void *memory = allocate(len);
+    check(fread(memory, 1, len, in) == len, "the file ends too early");
+    *bytes = len;
+    return memory;
+}
+
+static void give(const void *memory, size_t bytes) {
+    check(fwrite(memory, 1, bytes, out) == bytes, "can't write");
+}
+
+static void done(amla_status status, const struct amla_error_detail *detail) {
+    if (status != AMLA_OK) {
+        fprintf(stderr, "suite: %s: %s\n", amla_status_string(status), detail->message);
+        exit(1);
+    }
+}
+
+static size_t size_of(amla_dtype dtype) {
+    switch (dtype) {
+    case AMLA_DTYPE_BF16:
+    case AMLA_DTYPE_F16: return 2;
+    case AMLA_DTYPE_F32: return 4;
+    default: return 1;
+    }
+}
+
+static void three(size_t *strides) {
+    for (int i = 0; i < 3; i++) strides[i] = word();
+}
+
+static const struct amla_tensor *tensor(struct amla_tensor *t) {
+    memset(t, 0, sizeof *t);
+    if (!word()) return NULL;
+    size_t bytes;
+    t->struct_size = sizeof *t;
+    t->dtype = (amla_dtype)word();
+    three(t->strides);
+    three(t->scale_strides);
+    t->model1_scales = word();
+    t->model1_scale_stride = word();
+    t->data = blob(&bytes);
+    t->len = bytes / size_of(t->dtype);
+    t->scales = blob(&bytes);
+    t->scales_len = bytes / sizeof(float);
+    return t;
+}
+
+static const int32_t *ints(size_t *len) {
+    size_t bytes;
+    const int32_t *list = blob(&bytes);
+    *len = bytes / sizeof *list;
+    return list;
+}
+
+static const struct amla_indices *indices(struct amla_indices *i) {
+    memset(i, 0, sizeof *i);
+    if (!word()) return NULL;
+    i->struct_size = sizeof *i;
+    i->strides[0] = word();
+    i->strides[1] = word();
+    i->topk = word();
+    i->indices = ints(&i->indices_len);
+    i->topk_length = ints(&i->topk_length_len);
+    return i;
+}
+
+static void drop(const void *memory) { free((void *)(uintptr_t)memory); }
+
+static void drop_tensor(const struct amla_tensor *t) {
+    drop(t->data);
+    drop(t->scales);
+}
+
+static void drop_indices(const struct amla_indices *i) {
+    drop(i->indices);
+    drop(i->topk_length);
+}
+
+/* Memory that nothing has been written to. */
+static void *workspace(const struct amla_call *call, size_t *bytes) {
+    struct amla_error_detail detail = {.struct_size = sizeof detail};
+    done(amla_workspace_size(call, bytes, &detail), &detail);
+    check(*bytes <= AMLA_WORKSPACE_MAX, "AMLA_WORKSPACE_MAX");
+    void *memory = aligned_alloc(AMLA_WORKSPACE_ALIGN, *bytes);
+    check(memory != NULL, "out of memory");
+    return memory;
+}
+
+static void run_tasks(const struct amla_call *call) {
+    struct amla_error_detail detail = {.struct_size = sizeof detail};
+    struct amla_plan_info info = {.struct_size = sizeof info};
+    size_t plan_size, workspace_size;
+    done(amla_plan_size(call, &plan_size, &detail), &detail);
+    check(plan_size <= AMLA_PLAN_MAX, "AMLA_PLAN_MAX");
+    /* At an odd address, and then moved: a plan is bytes. */
+    unsigned char *made = allocate(plan_size + 1), *plan = allocate(plan_size);
+    done(amla_plan(call, made + 1, plan_size, &detail), &detail);
+    memcpy(plan, made + 1, plan_size);
+    done(amla_plan_query(plan, plan_size, &info, &detail), &detail);
+    check(info.partials_len == info.tasks * info.partial_len, "partials_len");
+    float *partials = allocate(info.partials_len * sizeof *partials);
+    void *memory = workspace(call, &workspace_size);
+    /* The last first, in ranges of 1, 2, 3, ... tasks, an empty one before each. */
+    for (size_t end = info.tasks, n = 1; end > 0; n++) {
+        size_t begin = end > n ? end - n : 0;
+        done(amla_run_tasks(call, plan, plan_size, end, end, memory, workspace_size, partials,
+                            info.partials_len, &detail), &detail);
+        done(amla_run_tasks(call, plan, plan_size, begin, end, memory, workspace_size, partials,
+                            info.partials_len, &detail), &detail);
+        end = begin;
+    }
+    done(amla_combine(call, plan, plan_size, partials, info.partials_len, &detail), &detail);
+    free(made);
+    free(plan);
+    free(partials);
+    free(memory);
+}
+
+static void decode(void) {
+    struct amla_error_detail detail = {.struct_size = sizeof detail};
+    struct amla_tensor q, q_rope, kv, k_rope, v, extra_kv;
+    struct amla_indices chosen, extra_chosen;
+    struct amla_extra extra = {.struct_size = sizeof extra};
+    struct amla_output output = {.struct_size = sizeof output};
+    struct amla_call call = {.struct_size = sizeof call, .output = &output};
+    size_t bytes, workspace_size;
+    uint32_t scale;
+
+    call.flags = (uint32_t)word();
+    call.b = word();
+    call.s_q = word();
+    call.s_k = word();
+    call.h_q = word();
+    call.h_kv = word();
+    call.d_qk = word();
+    call.d_v = word();
+    scale = (uint32_t)word();
+    memcpy(&call.softmax_scale, &scale, sizeof scale);
+    call.rescale = (amla_rescale)word();
+    call.precision = (amla_precision)word();
+    call.backend = blob(&bytes);
+    call.q = tensor(&q);
+    call.q_rope = tensor(&q_rope);
+    call.kv = tensor(&kv);
+    call.k_rope = tensor(&k_rope);
+    call.v = tensor(&v);
+    call.q_indptr = ints(&call.q_indptr_len);
+    call.kv_indptr = ints(&call.kv_indptr_len);
+    call.cache_seqlens = ints(&call.cache_seqlens_len);
+    call.block_table = ints(&call.block_table_len);
+    call.max_blocks = word();
+    call.page_size = word();
+    call.pages = word();
+    call.window = word();
+    call.tail_mask = blob(&bytes);
+    call.tail_mask_len = bytes / sizeof *call.tail_mask;
+    call.tail = word();
+    call.sparse = indices(&chosen);
+    extra.kv = tensor(&extra_kv);
+    extra.pages = word();
+    extra.page_size = word();
+    extra.indices = indices(&extra_chosen);
+    call.extra = extra.kv ? &extra : NULL;
+    call.sink = blob(&bytes);
+    call.sink_len = bytes / sizeof *call.sink;
+    output.dtype = (amla_dtype)word();
+    output.o_len = word();
+    three(output.o_strides);
+    output.lse_len = word();
+    three(output.lse_strides);
+    output.lse_base = (amla_lse_base)word();
+    output.lse_empty = (amla_lse_empty)word();
+
+    size_t o_bytes = output.o_len * size_of(output.dtype);
+    size_t lse_bytes = output.lse_len * sizeof(float);
+    void *o[2], *lse[2];
+    for (int i = 0; i < 2; i++) {
+        /* What strides step over must stay. */
+        memset(o[i] = allocate(o_bytes), 0xa5, o_bytes);
+        memset(lse[i] = allocate(lse_bytes), 0xa5, lse_bytes);
+    }
+    output.o = o[0];
+    output.lse = lse[0];
+    void *memory = workspace(&call, &workspace_size);
+    done(amla_run(&call, memory, workspace_size, &detail), &detail);
+    free(memory);
+    output.o = o[1];
+    output.lse = lse[1];
+    run_tasks(&call);
+    check(memcmp(o[0], o[1], o_bytes) == 0 && memcmp(lse[0], lse[1], lse_bytes) == 0,
+          "tasks have other bits than amla_run()");
+    give(o[0], o_bytes);
+    give(lse[0], lse_bytes);
+
+    for (int i = 0; i < 2; i++) {
+        free(o[i]);
+        free(lse[i]);
+    }
+    const struct amla_tensor *tensors[] = {&q, &q_rope, &kv, &k_rope, &v, &extra_kv};
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) drop_tensor(tensors[i]);
+    drop_indices(&chosen);
+    drop_indices(&extra_chosen);
+    drop(call.backend);
+    drop(call.q_indptr);
+    drop(call.kv_indptr);
+    drop(call.cache_seqlens);
+    drop(call.block_table);
+    drop(call.tail_mask);
+    drop(call.sink);
+}
+
+/* A row in each format. */
+static void encode(void) {
+    struct amla_error_detail detail = {.struct_size = sizeof detail};
+    size_t bytes;
+    float scale;
+    uint16_t *row = blob(&bytes);
+    size_t len = bytes / sizeof *row;
+    check(len >= 576, "a row of 576 numbers");
+    uint8_t fp8[AMLA_FP8_ROW], model1[AMLA_MODEL1_ROW], scales[AMLA_MODEL1_SCALES];
+    int8_t *int8 = allocate(len);
+    done(amla_encode_fp8(row, 576, fp8, sizeof fp8, &detail), &detail);
+    done(amla_encode_model1(row, 512, model1, sizeof model1, scales, sizeof scales, &detail),
+         &detail);
+    done(amla_encode_int8(row, len, int8, len, &scale, &detail), &detail);
+    give(fp8, sizeof fp8);
+    give(model1, sizeof model1);
+    give(scales, sizeof scales);
+    give(int8, len);
+    give(&scale, sizeof scale);
+    free(int8);
+    free(row);
+}
+
+/* The first result and the others into one. */
+static void merge(void) {
+    struct amla_error_detail detail = {.struct_size = sizeof detail};
+    struct amla_part parts[AMLA_MERGE_MAX];
+    struct amla_output total = {.struct_size = sizeof total, .dtype = AMLA_DTYPE_F32};
+    size_t b = word(), s_q = word(), h_q = word(), d_v = word(), bytes, count = word();
+    total.lse_base = (amla_lse_base)word();
+    total.lse_empty = (amla_lse_empty)word();
+    size_t o_strides[3] = {s_q * h_q * d_v, h_q * d_v, d_v}, lse_strides[3] = {h_q * s_q, s_q, 1};
+    memcpy(total.o_strides, o_strides, sizeof o_strides);
+    memcpy(total.lse_strides, lse_strides, sizeof lse_strides);
+    total.o = blob(&bytes);
+    total.o_len = bytes / sizeof(float);
+    total.lse = blob(&bytes);
+    total.lse_len = bytes / sizeof(float);
+    for (size_t i = 0; i < count; i++) {
+        memset(&parts[i], 0, sizeof parts[i]);
+        parts[i].struct_size = sizeof parts[i];
+        parts[i].o = blob(&bytes);
+        parts[i].o_len = bytes / sizeof(float);
+        parts[i].lse = blob(&bytes);
+        parts[i].lse_len = bytes / sizeof(float);
+    }
+    done(amla_merge(b, s_q, h_q, d_v, &total, parts, count, &detail), &detail);
+    give(total.o, total.o_len * sizeof(float));
+    give(total.lse, total.lse_len * sizeof(float));
+    free(total.o);
+    free(total.lse);
+    for (size_t i = 0; i < count; i++) {
+        drop(parts[i].o);
+        drop(parts[i].lse);
+    }
+}
+
+int main(int argc, char **argv) {
+    check(argc == 3, "usage: suite CASES RESULTS");
+    check(amla_abi_version() == AMLA_ABI_VERSION, "another amla.h");
+    in = fopen(argv[1], "rb");
+    out = fopen(argv[2], "wb");
+    check(in && out, "can't open the files");
+    uint64_t kind;
+    unsigned long cases = 0;
+    while (fread(&kind, sizeof kind, 1, in) == 1) {
+        switch (kind) {
+        case 0: decode(); break;
+        case 1: encode(); break;
+        case 2: merge(); break;
+        default: check(0, "an unknown case");
+        }
+        cases++;
+    }
+    check(fclose(out) == 0, "can't write");
+    fclose(in);
+    printf("%lu cases\n", cases);
+    return 0;
+}
