@@ -40,10 +40,22 @@ mod memory;
 mod run;
 mod types;
 
-/// For the linker: there is nothing that panics.
+/// Ends the program, as `abort` would: for the linker, as nothing that a caller passes gets
+/// here.
 #[cfg(all(panic = "abort", not(feature = "std")))]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: an instruction that there isn't, which traps and goes nowhere.
+    unsafe {
+        core::arch::asm!("ud2", options(noreturn, nomem, nostack));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a breakpoint; behind it, one more, so that it goes nowhere.
+    unsafe {
+        core::arch::asm!("2: brk #1", "b 2b", options(noreturn, nomem, nostack));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     loop {
         core::hint::spin_loop();
     }

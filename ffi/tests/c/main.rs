@@ -40,3 +40,12 @@ fn refusals_under_valgrind() {
         valgrind(&c("gcc", "tests/c/refusals.c").built(), &[]);
     }
 }
+
+/// Numbers of all kinds in all fields: a panic of the library's would be a trap here.
+#[test]
+fn any_numbers() {
+    if tool("gcc") {
+        c("gcc", "tests/c/numbers.c").run(&["30000"]);
+        c("gcc", "tests/c/numbers.c").sanitized().run(&["3000"]);
+    }
+}
