@@ -33,6 +33,7 @@
     clippy::cast_sign_loss
 )]
 
+pub mod ascend;
 mod attend;
 pub mod bits;
 mod error;

@@ -14,7 +14,7 @@ const LAYERS: &[&[&str]] = &[
     &["bits", "schedule", "shape"],
     &["error"],
     &["format", "peaks", "problem", "tile"],
-    &["isa", "merge", "reference"],
+    &["ascend", "isa", "merge", "reference"],
     &["attend"],
     &["plan", "stages"],
     &["pool"],

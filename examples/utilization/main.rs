@@ -13,6 +13,7 @@ mod engine;
 mod inputs;
 mod machine;
 mod output;
+#[path = "../common/paper.rs"]
 mod paper;
 mod plot;
 mod roofline;

@@ -3,6 +3,9 @@
 
 use amla::Shape;
 
+/// Its batch.
+#[allow(dead_code, reason = "not every program looks at it")]
+pub const BATCH: usize = 96;
 /// Its context lengths.
 pub const CONTEXTS: [usize; 6] = [1024, 2048, 3072, 4096, 6144, 16384];
 /// Its numbers of query positions.
@@ -19,6 +22,7 @@ pub struct Figure {
 #[derive(Clone, Copy, Debug)]
 pub struct Figures {
     pub ascend: Figure,
+    #[allow(dead_code, reason = "the model is of the other one")]
     pub gpu: Figure,
 }
 

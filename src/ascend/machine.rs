@@ -1,0 +1,118 @@
+//! What the model knows of the chip: sizes, clocks and rates, each with its source.
+
+use crate::tile::ascend as memories;
+
+/// FLOP that one Cube core does in a cycle: 16 x 16 x 16 multiply-adds of BF16 pairs, the Da Vinci
+/// Cube's fractal.
+pub const CUBE_FLOP_PER_CYCLE: f64 = 2.0 * 16.0 * 16.0 * 16.0;
+
+/// Edge of the Cube's fractal: operands are padded to multiples of it.
+pub const FRACTAL: usize = 16;
+
+/// Vector cores beside each Cube core (the paper's 1:2 ratio, `subsec:computestage` and the Ascend
+/// 910's architecture).
+pub const VECTOR_CORES: usize = 2;
+
+/// A chip of the Ascend 910's kind.
+///
+/// Every number but those in [`Calibration`] comes from the paper or, where the paper's table of
+/// memories (`tab:hier mem`) has a dash, from the platform file that Huawei's CANN ships for the
+/// same core (`Ascend910B1.ini`, section `AICoreMemoryRates`); none was chosen to fit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Machine {
+    /// Cube cores that share GM: 48 on the two dies (`subsec:cubestagepipeline`).
+    pub cube_cores: usize,
+    /// BF16 peak of all of them in FLOP/s: 614 TFLOPS are 86.8 % of it (abstract).
+    pub peak: f64,
+    /// HBM bandwidth of both dies, in bytes per second: 3.2 TB/s (`tab:hier mem`).
+    pub hbm: f64,
+    /// What L2 delivers to a Cube core and its Vector cores, in bytes per cycle (CANN's
+    /// `l2_read_rate`).
+    pub l2_read: f64,
+    /// What L2 takes from them, atomic additions included, in bytes per cycle (CANN's
+    /// `l2_write_rate`).
+    pub l2_write: f64,
+    /// Between L2 and one Vector core's UB, each way, in bytes per cycle (CANN's `ub_to_l2_rate`).
+    pub ub_port: f64,
+    /// L1 to L0A, in bytes per cycle (CANN's `l1_to_l0_a_rate`).
+    pub l0a_port: f64,
+    /// L1 to L0B, in bytes per cycle (CANN's `l1_to_l0_b_rate`).
+    pub l0b_port: f64,
+    /// FP32 lanes of a Vector core: its instructions take 256 bytes.
+    pub lanes: usize,
+    /// L1 of a Cube core, in bytes (`tab:hier mem`).
+    pub l1: usize,
+    /// L0A, in bytes (`tab:hier mem`).
+    pub l0a: usize,
+    /// L0B, in bytes (`tab:hier mem`).
+    pub l0b: usize,
+    /// L0C, in bytes (`tab:hier mem`).
+    pub l0c: usize,
+    /// UB of a Vector core, in bytes (`tab:hier mem`).
+    pub ub: usize,
+    /// The fitted constants.
+    pub calibration: Calibration,
+}
+
+/// What neither the paper nor the platform file says: three constants, fitted on four cells of the
+/// paper's performance table (`tab:perfexp`) by `cargo run --release --example ascend -- fit`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Calibration {
+    /// From the host's clock start to the first instruction and back, in seconds.
+    pub launch: f64,
+    /// The share of [`Machine::hbm`] that streams of keys reach.
+    pub hbm_share: f64,
+    /// The clock under load, as a share of the one that [`Machine::peak`] implies. Everything that
+    /// is counted in cycles follows it.
+    pub clock_share: f64,
+}
+
+impl Calibration {
+    /// Nothing lost anywhere: the chip on paper.
+    pub const IDEAL: Self = Self {
+        launch: 0.0,
+        hbm_share: 1.0,
+        clock_share: 1.0,
+    };
+
+    /// What `fit` finds for the four corners of `tab:perfexp`.
+    pub const FITTED: Self = Self {
+        launch: 22.2e-6,
+        hbm_share: 0.725,
+        clock_share: 0.887,
+    };
+}
+
+impl Machine {
+    /// The chip of `tab:perfexp`.
+    pub const ASCEND_910: Self = Self {
+        cube_cores: 48,
+        peak: 614e12 / 0.868,
+        hbm: 3.2e12,
+        l2_read: 110.0,
+        l2_write: 86.0,
+        ub_port: 64.0,
+        l0a_port: 512.0,
+        l0b_port: 256.0,
+        lanes: 64,
+        l1: memories::L1,
+        l0a: memories::L0A,
+        l0b: memories::L0B,
+        l0c: memories::L0C,
+        ub: memories::UB,
+        calibration: Calibration::FITTED,
+    };
+
+    /// Cycles per second under load.
+    #[must_use]
+    pub fn clock(&self) -> f64 {
+        let nominal = self.peak / (self.cube_cores as f64 * CUBE_FLOP_PER_CYCLE);
+        nominal * self.calibration.clock_share
+    }
+
+    /// One Cube core's fair share of what HBM delivers, in bytes per second.
+    #[must_use]
+    pub fn hbm_per_core(&self) -> f64 {
+        self.hbm * self.calibration.hbm_share / self.cube_cores as f64
+    }
+}
