@@ -147,6 +147,23 @@ fn the_constants_are_those_that_fit_the_four_cells() {
 }
 
 #[test]
+fn cores_out_of_step_share_hbm() {
+    let fu = |hbm_ahead| {
+        let machine = Machine {
+            hbm_ahead,
+            ..Machine::ASCEND_910
+        };
+        amla_on(machine, cell(1, 16384))
+            .run()
+            .unwrap()
+            .utilization()
+    };
+    // How far ahead a core may draw doesn't matter, but that it may.
+    assert!((fu(1.0) - fu(2.0)).abs() < 1e-3);
+    assert!(fu(0.0) < fu(1.0) - 0.2);
+}
+
+#[test]
 fn nothing_is_faster_than_its_machine() {
     let machine = Machine {
         calibration: Calibration::IDEAL,

@@ -123,6 +123,10 @@ struct MachineArgs {
     #[arg(long, global = true, value_name = "TB/s", default_value_t = 3.2)]
     hbm: f64,
 
+    /// Blocks of keys for which a core may draw ahead what it left of its share of HBM
+    #[arg(long, global = true, value_name = "N", default_value_t = 1.0)]
+    hbm_ahead: f64,
+
     /// FP32 lanes of a Vector core
     #[arg(long, global = true, value_name = "N", default_value_t = 64, value_parser = within(4096))]
     lanes: usize,
@@ -138,7 +142,7 @@ struct MachineArgs {
 struct TilingArgs {
     /// Rows of a group, M
     #[arg(long, global = true, value_name = "N")]
-    rows: Option<usize>,
+    group_rows: Option<usize>,
 
     /// Keys of a block
     #[arg(long, global = true, value_name = "N")]
@@ -196,6 +200,7 @@ impl Cli {
             cube_cores: args.cube_cores,
             peak: args.peak.map_or(default.peak, |tflops| tflops * 1e12),
             hbm: args.hbm * 1e12,
+            hbm_ahead: args.hbm_ahead,
             lanes: args.lanes,
             calibration: if args.ideal {
                 Calibration::IDEAL
@@ -209,6 +214,9 @@ impl Cli {
                 return Err(format!("--{what}: not a positive number"));
             }
         }
+        if !(0.0..).contains(&machine.hbm_ahead) {
+            return Err("--hbm-ahead: not a number from 0".to_owned());
+        }
         Ok(machine)
     }
 
@@ -216,7 +224,7 @@ impl Cli {
     pub fn tiling(&self) -> Tiling {
         let (args, paper) = (&self.tiling, Tiling::PAPER);
         Tiling {
-            rows: args.rows.unwrap_or(paper.rows),
+            rows: args.group_rows.unwrap_or(paper.rows),
             block: args.block.unwrap_or(paper.block),
             c1: args.c1.unwrap_or(paper.c1),
             c2: args.c2.unwrap_or(paper.c2),

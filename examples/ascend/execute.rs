@@ -32,7 +32,7 @@ pub fn compare(cli: &Cli, options: &ExecuteArgs) -> Result<(), String> {
     };
     let kernel = cli.kernel(shape)?;
     let load = *kernel.load();
-    if load.groups > 1 {
+    if load.rows != options.rows {
         return Err(format!("--rows {} are more than one group", options.rows));
     }
     let normal = Normal::new(0.0, options.sigma).map_err(|e| format!("--sigma: {e}"))?;

@@ -47,26 +47,43 @@ pub fn report(cli: &Cli, options: &FitArgs) -> Result<(), String> {
     if !options.all {
         return Ok(());
     }
-    let mut errors = Vec::new();
+    let mut all = Vec::new();
     for chosen in choices(targets.len()) {
-        // Four of one s_q say too little about the other's limit; they still count.
-        let (worst, mean) = held_out(&targets, chosen, fit(&targets, chosen)?)?;
-        errors.push((worst, mean));
+        let two_of_each = chosen
+            .iter()
+            .filter(|&&cell| targets[cell].cell.0 == 1)
+            .count()
+            == 2;
+        let errors = held_out(&targets, chosen, fit(&targets, chosen)?)?;
+        all.push((errors, two_of_each));
     }
+    // Three or four cells of one s_q say little about what limits the other.
+    let balanced: Vec<_> = all
+        .iter()
+        .filter(|(_, two)| *two)
+        .map(|(e, _)| *e)
+        .collect();
+    line(&spread("choices of two cells of each s_q", balanced))?;
+    let all = all.into_iter().map(|(errors, _)| errors).collect();
+    line(&spread("choices of any four cells", all))
+}
+
+/// How well so many fits predict: their worst and mean errors, in points.
+fn spread(name: &str, mut errors: Vec<(f64, f64)>) -> String {
     errors.sort_by(|a, b| a.0.total_cmp(&b.0));
     let good = errors
         .iter()
         .filter(|(worst, mean)| *worst <= 4.0 && *mean <= 2.5)
         .count();
-    let at = |share: f64| errors[(share * (errors.len() - 1) as f64).round() as usize].0;
-    line(&format!(
-        "all {} choices of four cells: {good} predict the other eight within 4 points, 2.5 in the mean; \
-         worst error of a choice: median {:.1}, 90th percentile {:.1}, most {:.1} points",
+    let at = |part: usize, of: usize| errors[part * (errors.len() - 1) / of].0;
+    format!(
+        "{} {name}: {good} predict the other eight within 4 points, 2.5 in the mean; worst error: \
+         median {:.1}, 90th percentile {:.1}, most {:.1} points",
         errors.len(),
-        at(0.5),
-        at(0.9),
-        at(1.0)
-    ))
+        at(1, 2),
+        at(9, 10),
+        at(1, 1)
+    )
 }
 
 fn targets(cli: &Cli) -> Vec<Target> {

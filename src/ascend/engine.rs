@@ -8,8 +8,8 @@
 //!
 //! **HBM among 48 cores.** A core that computes C2 leaves HBM to the others. The cores start together but
 //! don't stay in step, so what one leaves another finds: a core may draw ahead, at the speed of its port,
-//! what it didn't use of its share, up to one block of keys. In the long run it gets its share and no
-//! more.
+//! what it didn't use of its share, up to [`super::Machine::hbm_ahead`]. In the long run it gets its share
+//! and no more.
 
 use super::fault::Fault;
 use super::kernel::Kernel;
@@ -254,7 +254,8 @@ impl<I: Iterator<Item = Work>> Engine<'_, I> {
         };
         let step = ends.fold(exhausted, f64::min);
         let load = &self.kernel.load;
-        let most = (load.block() * load.d_qk * BF16) as f64;
+        let block = (load.block() * load.d_qk * BF16) as f64;
+        let most = self.kernel.machine.hbm_ahead * block;
         self.hbm_credit = (self.hbm_credit + gain * step).clamp(0.0, most);
         self.now += step;
         for running in self

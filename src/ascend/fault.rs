@@ -126,6 +126,11 @@ impl fmt::Display for Fault {
             Self::Size {
                 what,
                 value,
+                multiple_of: 1,
+            } => write!(f, "{what} is {value}"),
+            Self::Size {
+                what,
+                value,
                 multiple_of,
             } => write!(
                 f,

@@ -15,9 +15,9 @@ pub const VECTOR_CORES: usize = 2;
 
 /// A chip of the Ascend 910's kind.
 ///
-/// Every number but those in [`Calibration`] comes from the paper or, where the paper's table of
-/// memories (`tab:hier mem`) has a dash, from the platform file that Huawei's CANN ships for the
-/// same core (`Ascend910B1.ini`, section `AICoreMemoryRates`); none was chosen to fit.
+/// Every number but those in [`Calibration`] and [`Machine::hbm_ahead`] comes from the paper or, where
+/// the paper's table of memories (`tab:hier mem`) has a dash, from the platform file that Huawei's CANN
+/// ships for the same core (`Ascend910B1.ini`, section `AICoreMemoryRates`); none was chosen to fit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Machine {
     /// Cube cores that share GM: 48 on the two dies (`subsec:cubestagepipeline`).
@@ -26,6 +26,9 @@ pub struct Machine {
     pub peak: f64,
     /// HBM bandwidth of both dies, in bytes per second: 3.2 TB/s (`tab:hier mem`).
     pub hbm: f64,
+    /// How much of its unused share of HBM a core may draw ahead, in blocks of keys: an assumption about
+    /// how far 48 cores are out of step. 0 would mean that what a core leaves is lost.
+    pub hbm_ahead: f64,
     /// What L2 delivers to a Cube core and its Vector cores, in bytes per cycle (CANN's
     /// `l2_read_rate`).
     pub l2_read: f64,
@@ -89,6 +92,7 @@ impl Machine {
         cube_cores: 48,
         peak: 614e12 / 0.868,
         hbm: 3.2e12,
+        hbm_ahead: 1.0,
         l2_read: 110.0,
         l2_write: 86.0,
         ub_port: 64.0,
