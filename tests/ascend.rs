@@ -887,6 +887,63 @@ fn nothing_to_do_is_refused() {
 }
 
 #[test]
+fn what_is_no_machine_is_refused() {
+    type Break = fn(&mut Machine);
+    let broken: [(Break, &str); 9] = [
+        (|m| m.cube_cores = 0, "cube cores is 0"),
+        (|m| m.lanes = 0, "lanes is 0"),
+        (|m| m.peak = 0.0, "peak isn't"),
+        (|m| m.hbm = f64::NAN, "HBM's bandwidth isn't"),
+        (|m| m.l2_write = f64::INFINITY, "L2's write rate isn't"),
+        (|m| m.ub_port = -1.0, "UB's port isn't"),
+        (|m| m.hbm_ahead = -1.0, "HBM drawn ahead isn't"),
+        (|m| m.calibration.launch = -1.0, "the launch isn't"),
+        (
+            |m| m.calibration.clock_share = 0.0,
+            "the clock's share isn't",
+        ),
+    ];
+    for (change, message) in broken {
+        let mut machine = Machine::ASCEND_910;
+        change(&mut machine);
+        let (algorithm, pipeline) = (Algorithm::Amla, Pipeline::Preload);
+        let fault = Kernel::new(machine, Tiling::PAPER, algorithm, pipeline, cell(1, 1024));
+        let refused = fault.unwrap_err().to_string();
+        assert!(refused.contains(message), "{refused}\nisn't: {message}");
+    }
+}
+
+#[test]
+fn no_size_makes_it_panic() {
+    let (algorithm, pipeline) = (Algorithm::Amla, Pipeline::Preload);
+    let machine = Machine::ASCEND_910;
+    let refused = |tiling, shape| {
+        let fault = Kernel::new(machine, tiling, algorithm, pipeline, shape);
+        assert!(fault.is_err(), "{tiling:?} {shape:?}");
+    };
+    let paper = Tiling::PAPER;
+    let most = usize::MAX / 16 * 16;
+    for change in [
+        |t: &mut Tiling, most| t.l1_buffer = most,
+        |t: &mut Tiling, most| t.qp_buffers = most,
+        |t: &mut Tiling, most| (t.c1.single_k, t.c1.single_m) = (most, most),
+        |t: &mut Tiling, most| (t.block, t.c2.single_k) = (most, most),
+    ] {
+        let mut tiling = paper;
+        change(&mut tiling, most);
+        refused(tiling, cell(2, 4096));
+    }
+    // More KV heads than query heads.
+    refused(
+        paper,
+        Shape {
+            h_kv: 256,
+            ..cell(1, 4096)
+        },
+    );
+}
+
+#[test]
 fn pipes_and_dependencies_know_their_places() {
     for (index, pipe) in Pipe::ALL.into_iter().enumerate() {
         assert_eq!(pipe.index(), index);

@@ -209,6 +209,8 @@ impl<'a> Datapath<'a> {
             ("lse", outputs.lse.len(), rows),
             ("the memory of BF16", memory.bf16.len(), bf16),
             ("the memory of FP32", memory.f32.len(), f32),
+            // Values are the first columns of the keys.
+            ("a row of kv", load.d_qk.min(load.d_v), load.d_v),
         ] {
             if given != needed {
                 return Err(Fault::WrongLength {

@@ -17,6 +17,11 @@ pub enum Fault {
         /// What it has to be a multiple of, and at least.
         multiple_of: usize,
     },
+    /// A rate of the machine isn't a positive number, or its launch isn't a number from 0.
+    Rate {
+        /// Which.
+        what: &'static str,
+    },
     /// More bytes than the buffer has (the inequalities of `subsec:cubestagepipeline`).
     Overflow {
         /// The buffer.
@@ -136,6 +141,7 @@ impl fmt::Display for Fault {
                 f,
                 "{what} is {value}; it must be a multiple of {multiple_of}, and not 0"
             ),
+            Self::Rate { what } => write!(f, "{what} isn't a positive number"),
             Self::Overflow {
                 buffer,
                 what,

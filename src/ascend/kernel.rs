@@ -26,7 +26,8 @@ impl Kernel {
     /// A kernel for the busiest core of `machine`, which runs `shape`.
     ///
     /// # Errors
-    /// What of the tiling doesn't fit ([`Tiling::check`]), or that there is nothing to do.
+    /// What of the tiling doesn't fit ([`Tiling::check`]), what of the machine isn't a number, or that
+    /// there is nothing to do.
     pub fn new(
         machine: Machine,
         tiling: Tiling,
@@ -54,7 +55,15 @@ impl Kernel {
                 });
             }
         }
+        machine.check()?;
         let load = Load::new(&machine, shape, tiling.rows, tiling.block, algorithm);
+        if load.rows == 0 {
+            return Err(Fault::Size {
+                what: "the rows of a KV head",
+                value: 0,
+                multiple_of: 1,
+            });
+        }
         tiling.check(&machine, &load)?;
         Ok(Self {
             machine,

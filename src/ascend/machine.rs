@@ -1,5 +1,6 @@
 //! What the model knows of the chip: sizes, clocks and rates, each with its source.
 
+use super::fault::Fault;
 use crate::tile::ascend as memories;
 
 /// FLOP that one Cube core does in a cycle: 16 x 16 x 16 multiply-adds of BF16 pairs, the Da Vinci
@@ -106,6 +107,45 @@ impl Machine {
         ub: memories::UB,
         calibration: Calibration::FITTED,
     };
+
+    /// # Errors
+    /// The size that is 0, or the rate that isn't positive.
+    pub(super) fn check(&self) -> Result<(), Fault> {
+        for (what, value) in [("cube cores", self.cube_cores), ("lanes", self.lanes)] {
+            if value == 0 {
+                let multiple_of = 1;
+                return Err(Fault::Size {
+                    what,
+                    value,
+                    multiple_of,
+                });
+            }
+        }
+        let Calibration {
+            launch,
+            hbm_share,
+            clock_share,
+        } = self.calibration;
+        for (what, rate) in [
+            ("peak", self.peak),
+            ("HBM's bandwidth", self.hbm),
+            ("L2's read rate", self.l2_read),
+            ("L2's write rate", self.l2_write),
+            ("UB's port", self.ub_port),
+            ("L0A's port", self.l0a_port),
+            ("L0B's port", self.l0b_port),
+            ("HBM's share", hbm_share),
+            ("the clock's share", clock_share),
+            // These may be 0.
+            ("HBM drawn ahead", self.hbm_ahead + f64::MIN_POSITIVE),
+            ("the launch", launch + f64::MIN_POSITIVE),
+        ] {
+            if !(rate.is_finite() && rate > 0.0) {
+                return Err(Fault::Rate { what });
+            }
+        }
+        Ok(())
+    }
 
     /// Cycles per second under load.
     #[must_use]

@@ -69,15 +69,15 @@ impl Load {
         block: usize,
         algorithm: Algorithm,
     ) -> Self {
-        let all = shape.s_q * shape.h_q / shape.h_kv.max(1);
+        let all = shape.s_q.saturating_mul(shape.h_q) / shape.h_kv.max(1);
         let groups = all.div_ceil(rows.max(1));
-        let dealt = shape.b * shape.h_kv * groups;
-        let rows_of_all = (shape.b * shape.h_q * shape.s_q) as f64;
+        let dealt = shape.b.saturating_mul(shape.h_kv).saturating_mul(groups);
+        let rows_of_all = shape.b as f64 * shape.h_q as f64 * shape.s_q as f64;
         Self {
-            groups: dealt.div_ceil(machine.cube_cores),
+            groups: dealt.div_ceil(machine.cube_cores.max(1)),
             rows: all.div_ceil(groups.max(1)),
             keys: shape.s_k,
-            block: block.min(shape.s_k),
+            block: block.min(shape.s_k).max(1),
             d_qk: shape.d_qk,
             d_v: shape.d_v,
             flop: 2.0 * rows_of_all * shape.s_k as f64 * (shape.d_qk + shape.d_v) as f64,
@@ -100,7 +100,7 @@ impl Load {
     /// Blocks of all groups.
     #[must_use]
     pub const fn items(&self) -> usize {
-        self.groups * self.blocks()
+        self.groups.saturating_mul(self.blocks())
     }
 
     /// The group that block `item` belongs to.

@@ -98,11 +98,11 @@ impl Tiling {
         ] {
             multiple(what, value, 1)?;
         }
-        let buffers = self.qp_buffers + self.kv_buffers;
+        let buffers = self.qp_buffers.saturating_add(self.kv_buffers);
         fits(
             Buffer::L1Kv,
             "the partition of L1",
-            buffers * self.l1_buffer,
+            buffers.saturating_mul(self.l1_buffer),
             machine.l1,
         )?;
         let (rows, block) = (load.rows, load.block());
@@ -147,7 +147,7 @@ impl Tiling {
             multiple(what, value, FRACTAL)?;
         }
         let l1 = self.l1_buffer;
-        let tile = |a: usize, b: usize, bytes| a * b * bytes;
+        let tile = |a: usize, b: usize, bytes| a.saturating_mul(b).saturating_mul(bytes);
         fits(
             Buffer::L1Qp,
             left,
