@@ -122,6 +122,8 @@ impl Kernel {
 
     /// Runs [`Kernel::order`] and says how long it takes.
     ///
+    /// It takes about 200 KiB of stack.
+    ///
     /// # Errors
     /// What goes wrong, if a dependency is ignored.
     pub fn run(&self) -> Result<Report, Fault> {
