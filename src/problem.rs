@@ -1156,12 +1156,14 @@ pub enum Rescale {
     Compensated,
 }
 
-/// How P enters the second matrix product.
+/// How P enters the second matrix product, at least: a backend that multiplies in FP32 takes
+/// it as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Precision {
     /// One BF16 per probability.
     #[default]
     Bf16,
-    /// A BF16 pair, high and low part: about 16 bits, for twice the work in C2.
+    /// A BF16 pair, high and low part: about 16 bits, for twice the work in C2 of a backend
+    /// with BF16 dots.
     Bf16x2,
 }
