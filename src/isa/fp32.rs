@@ -20,8 +20,7 @@ use super::ahead::LINE;
 use super::simd::{Simd, even, lanes, lanes_mut, odd, pairs};
 use super::{Left, Pv, Rows};
 use crate::tile::{
-    BLOCK_PAIRS, L0a, L0b, OStrip, PANEL_ROWS, PTileWhole, QPanel, STRIP, STile, VBuffer, Widened,
-    ascend,
+    BLOCK_PAIRS, L0a, L0b, OStrip, PANEL_ROWS, PTileWhole, STRIP, STile, VBuffer, Widened, ascend,
 };
 
 /// Pairs of one step.
@@ -84,21 +83,13 @@ impl<S: Simd> Narrow<S> for Queries<'_> {
 
 /// V: the columns of a strip, as they lie in the cache. Of two vectors one has the columns of
 /// even index, one the others: that is what widening yields.
-struct Values<'a, const D_V: usize> {
-    /// Of at least `D_V` elements each, at least one.
+struct Values<'a> {
+    /// At least one, and the strip lies within each.
     rows: &'a [&'a [bf16]],
     strip: usize,
 }
 
-impl<'v, const D_V: usize> Values<'v, D_V> {
-    /// Strip `strip` of rows that [`pv`] has checked.
-    fn new(rows: &'v [&'v [bf16]], strip: usize) -> Self {
-        assert!(strip < D_V / STRIP && !rows.is_empty());
-        Self { rows, strip }
-    }
-}
-
-impl<S: Simd, const D_V: usize> Narrow<S> for Values<'_, D_V> {
+impl<S: Simd> Narrow<S> for Values<'_> {
     type Row<'a>
         = &'a [bf16; STRIP]
     where
@@ -113,8 +104,8 @@ impl<S: Simd, const D_V: usize> Narrow<S> for Values<'_, D_V> {
     fn row(&self, simd: S, p: usize, h: usize) -> &[bf16; STRIP] {
         static ZEROS: [bf16; STRIP] = [bf16::ZERO; _];
         let (k, last) = (2 * p + 1 - h, self.rows.len() - 1);
-        // SAFETY: both indices are at most `last`, and there is a row, asserted by `new`; the
-        // strip lies within D_V, asserted by `new`, and D_V within every row, asserted by `pv`.
+        // SAFETY: both indices are at most `last`, of a row that there is, and the strip lies
+        // within every row: `pv`, which alone makes one of these, asserts both.
         let [row, ahead] = unsafe {
             [k, k + AHEAD].map(|k| {
                 let row = self.rows.get_unchecked(k.min(last)).as_ptr();
@@ -257,9 +248,9 @@ fn tile<
 
 /// [`super::Isa::qk`] with register tiles of `KEYS` keys x `N` vectors.
 #[inline(always)]
-pub fn qk<S: Simd, const D_QK: usize, const KEYS: usize, const N: usize>(
+pub fn qk<S: Simd, const KEYS: usize, const N: usize>(
     simd: S,
-    q: &QPanel,
+    q: &[[u32; PANEL_ROWS]],
     rows: usize,
     keys: &Rows<'_>,
     scratch: &mut L0b,
@@ -268,12 +259,12 @@ pub fn qk<S: Simd, const D_QK: usize, const KEYS: usize, const N: usize>(
     let keys = keys.as_slice();
     let [a, b] = scratch;
     let (a, b) = (a.0.as_flattened_mut(), halves(b));
-    let (whole, rest) = q.0[..D_QK / 2].as_chunks::<PAIRS>();
+    let (whole, rest) = q.as_chunks::<PAIRS>();
     for (step, q) in whole.iter().enumerate() {
         let feature = step * DEPTH;
         qk_step::<S, KEYS, N, DEPTH>(simd, q, rows, keys, feature, a, b, s);
     }
-    let feature = D_QK / DEPTH * DEPTH;
+    let feature = whole.len() * DEPTH;
     match rest.len() {
         0 => {}
         16 => qk_step::<S, KEYS, N, 32>(simd, rest, rows, keys, feature, a, b, s),
@@ -331,7 +322,7 @@ impl<'a, const ROW: usize, const PAIR: usize, const HALF: usize> Single<'a, ROW,
 /// Both [`super::Isa::pv`] and [`super::Isa::pv_direct`], over values wherever they lie,
 /// with register tiles of 6 rows x `N` vectors, or 4 where there are no registers for 6.
 #[inline(always)]
-pub fn pv<S: Simd, const D_V: usize, const N: usize>(
+pub fn pv<S: Simd, const N: usize>(
     simd: S,
     call: &Pv<'_>,
     p: &L0a,
@@ -340,12 +331,12 @@ pub fn pv<S: Simd, const D_V: usize, const N: usize>(
     scratch: &mut L0b,
     o: &mut [OStrip],
 ) -> Left {
-    assert!(values.iter().all(|row| row.len() >= D_V));
-    let mut next = next.chunks(next.len().div_ceil(D_V / STRIP).max(1));
+    assert!(values.iter().all(|row| row.len() >= o.len() * STRIP));
+    let mut next = next.chunks(next.len().div_ceil(o.len().max(1)).max(1));
     let b = halves(&mut scratch[1]);
     let mut left = Left::NOTHING;
     for (half, (p, rows)) in p.whole().into_iter().zip(values.chunks(DEPTH)).enumerate() {
-        for (strip, o) in o[..D_V / STRIP].iter_mut().enumerate() {
+        for (strip, o) in o.iter_mut().enumerate() {
             for row in next.next().into_iter().flatten() {
                 for line in (0..row.len()).step_by(LINE) {
                     simd.prefetch::<true>(&raw const row[line]);
@@ -355,13 +346,13 @@ pub fn pv<S: Simd, const D_V: usize, const N: usize>(
             if left.all & bit != 0 {
                 continue;
             }
-            let values = Values::<D_V>::new(rows, strip);
+            let values = Values { rows, strip };
             let start = match call.increment {
                 _ if half > 0 => Start::Load,
                 Some(increment) => Start::Rescale(increment),
                 None => Start::Zero,
             };
-            if !pv_strip::<S, D_V, N>(simd, call.rows, p, &values, b, start, o) {
+            if !pv_strip::<S, N>(simd, call.rows, p, &values, b, start, o) {
                 let left = if half == 0 {
                     &mut left.all
                 } else {
@@ -376,11 +367,11 @@ pub fn pv<S: Simd, const D_V: usize, const N: usize>(
 
 /// One strip and half of the keys; `false`, and O as it was, if V isn't finite.
 #[inline(always)]
-fn pv_strip<S: Simd, const D_V: usize, const N: usize>(
+fn pv_strip<S: Simd, const N: usize>(
     simd: S,
     rows: usize,
     p: &PTileWhole,
-    values: &Values<'_, D_V>,
+    values: &Values<'_>,
     b: &mut [[[f32; 64]; 2]; PAIRS],
     start: Start<'_>,
     o: &mut OStrip,
@@ -404,7 +395,7 @@ fn pv_strip<S: Simd, const D_V: usize, const N: usize>(
             _ => Start::Load,
         };
         let a = &Probabilities::of(p);
-        finite &= pv_tile::<S, D_V, N, true>(simd, first, a, values, b, column, start, &mut draft);
+        finite &= pv_tile::<S, N, true>(simd, first, a, values, b, column, start, &mut draft);
     }
     if !finite {
         return false;
@@ -420,7 +411,7 @@ fn pv_strip<S: Simd, const D_V: usize, const N: usize>(
             let a = &Probabilities::of(&p[row..]);
             let height = (rows - row).min(first);
             let o = &mut o[row..];
-            pv_tile::<S, D_V, N, false>(simd, height, a, values, b, column, start, o);
+            pv_tile::<S, N, false>(simd, height, a, values, b, column, start, o);
             row += height;
         }
     }
@@ -454,11 +445,11 @@ fn rescale_rows<S: Simd>(
 /// One tile of C2 of `rows` rows.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "inlined everywhere")]
-fn pv_tile<S: Simd, const D_V: usize, const N: usize, const FIRST: bool>(
+fn pv_tile<S: Simd, const N: usize, const FIRST: bool>(
     simd: S,
     rows: usize,
     a: &Probabilities<'_>,
-    v: &Values<'_, D_V>,
+    v: &Values<'_>,
     b: &mut [[[f32; 64]; 2]; PAIRS],
     column: usize,
     start: Start<'_>,
@@ -495,11 +486,11 @@ fn widen_key<S: Simd, const WIDTH: usize>(simd: S, key: &[bf16], to: &mut [f32])
 
 /// [`super::Isa::pack_v`]: values that nobody can use as they lie, one behind the other.
 #[inline(always)]
-pub fn pack_v<const D_V: usize>(values: &[&[bf16]], first: usize, v: &mut [VBuffer; 3]) -> bool {
+pub fn pack_v(d_v: usize, values: &[&[bf16]], first: usize, v: &mut [VBuffer; 3]) -> bool {
     let strips = v.as_flattened_mut().iter_mut();
     let rows = strips.flat_map(|strip| {
         let memory: &mut [bf16] = bytemuck::cast_slice_mut(strip.0.as_flattened_mut());
-        memory.chunks_exact_mut(D_V)
+        memory.chunks_exact_mut(d_v)
     });
     let mut non_finite = false;
     for (value, row) in values.iter().zip(rows.skip(first)) {
@@ -513,14 +504,14 @@ pub fn pack_v<const D_V: usize>(values: &[&[bf16]], first: usize, v: &mut [VBuff
 
 /// What [`pack_v`] left.
 #[inline(always)]
-pub fn packed<const D_V: usize>(v: &[VBuffer; 3], keys: usize) -> Rows<'_> {
+pub fn packed(d_v: usize, v: &[VBuffer; 3], keys: usize) -> Rows<'_> {
     let mut rows = Rows::NONE;
     rows.gather(
         v.as_flattened()
             .iter()
             .flat_map(|strip| {
                 let memory: &[bf16] = bytemuck::cast_slice(strip.0.as_flattened());
-                memory.chunks_exact(D_V)
+                memory.chunks_exact(d_v)
             })
             .take(keys),
     );
@@ -610,7 +601,7 @@ macro_rules! backend {
                     panel: &mut QPanel,
                 ) {
                     if rows.len() <= fp32::few::FEW_ROWS {
-                        fp32::few::pack_q::<_, D_QK>(simd, rows, negate, panel);
+                        fp32::few::pack_q(simd, D_QK, rows, negate, panel);
                     } else {
                         $pack::pack_q::<D_QK>(rows, negate, panel);
                     }
@@ -627,15 +618,16 @@ macro_rules! backend {
                 v: &mut [VBuffer; 3],
             ) -> bool {
                 $(#[target_feature(enable = $features)])?
-                fn run<const D_V: usize>(
+                fn run(
+                    d_v: usize,
                     values: &[&[bf16]],
                     first: usize,
                     v: &mut [VBuffer; 3],
                 ) -> bool {
-                    fp32::pack_v::<D_V>(values, first, v)
+                    fp32::pack_v(d_v, values, first, v)
                 }
                 // SAFETY: the token proves the features.
-                unsafe { run::<D_V>(values, first, v) }
+                unsafe { run(D_V, values, first, v) }
             }
 
             fn settle(self, o: &mut [OStrip], rows: usize, back: bool) {
@@ -657,32 +649,38 @@ macro_rules! backend {
                 s: &mut STile,
             ) {
                 $(#[target_feature(enable = $features)])?
-                fn few<const D_QK: usize>(
+                fn few(
                     simd: $token,
-                    q: &QPanel,
+                    q: &[f32],
                     rows: usize,
                     keys: &Rows<'_>,
                     next: &[&[bf16]],
                     s: &mut STile,
                 ) {
-                    fp32::few::qk::<_, D_QK>(simd, q, rows, keys, next, s);
+                    fp32::few::qk(simd, q, rows, keys, next, s);
                 }
                 $(#[target_feature(enable = $features)])?
-                fn run<const D_QK: usize, const KEYS: usize, const VECTORS: usize>(
+                fn run<const KEYS: usize, const VECTORS: usize>(
                     simd: $token,
-                    q: &QPanel,
+                    q: &[[u32; 64]],
                     rows: usize,
                     keys: &Rows<'_>,
                     scratch: &mut L0b,
                     s: &mut STile,
                 ) {
-                    fp32::qk::<_, D_QK, KEYS, VECTORS>(simd, q, rows, keys, scratch, s);
+                    fp32::qk::<_, KEYS, VECTORS>(simd, q, rows, keys, scratch, s);
                 }
                 // SAFETY: the token proves the features.
                 unsafe {
                     match rows {
-                        ..=fp32::few::FEW_ROWS => few::<D_QK>(self, q, rows, keys, next, s),
-                        $($rows => run::<D_QK, $keys, $vectors>(self, q, rows, keys, scratch, s),)*
+                        ..=fp32::few::FEW_ROWS => {
+                            let q = bytemuck::cast_slice(q.0.as_flattened());
+                            few(self, &q[..rows * D_QK], rows, keys, next, s);
+                        }
+                        $($rows => {
+                            let q = &q.0[..D_QK / 2];
+                            run::<$keys, $vectors>(self, q, rows, keys, scratch, s);
+                        })*
                     }
                 }
             }
@@ -710,7 +708,7 @@ macro_rules! backend {
                 scratch: &mut L0b,
                 o: &mut [OStrip],
             ) {
-                let values = fp32::packed::<D_V>(v, call.keys);
+                let values = fp32::packed(D_V, v, call.keys);
                 self.pv_direct::<D_V>(call, p, &values, &[], scratch, o);
             }
 
@@ -723,8 +721,9 @@ macro_rules! backend {
                 scratch: &mut L0b,
                 o: &mut [OStrip],
             ) -> Left {
+                let o = &mut o[..D_V / 64];
                 $(#[target_feature(enable = $features)])?
-                fn few<const D_V: usize>(
+                fn few(
                     simd: $token,
                     call: &Pv<'_>,
                     p: &L0a,
@@ -733,10 +732,10 @@ macro_rules! backend {
                     scratch: &mut L0b,
                     o: &mut [OStrip],
                 ) -> Left {
-                    fp32::few::pv::<_, D_V>(simd, call, p, values, next, scratch, o)
+                    fp32::few::pv(simd, call, p, values, next, scratch, o)
                 }
                 $(#[target_feature(enable = $features)])?
-                fn run<const D_V: usize>(
+                fn run(
                     simd: $token,
                     call: &Pv<'_>,
                     p: &L0a,
@@ -746,14 +745,14 @@ macro_rules! backend {
                     o: &mut [OStrip],
                 ) -> Left {
                     let values = values.as_slice();
-                    fp32::pv::<_, D_V, $columns>(simd, call, p, values, next, scratch, o)
+                    fp32::pv::<_, $columns>(simd, call, p, values, next, scratch, o)
                 }
                 // SAFETY: the token proves the features.
                 unsafe {
                     if call.rows <= fp32::few::FEW_ROWS {
-                        few::<D_V>(self, call, p, values, next, scratch, o)
+                        few(self, call, p, values, next, scratch, o)
                     } else {
-                        run::<D_V>(self, call, p, values, next, scratch, o)
+                        run(self, call, p, values, next, scratch, o)
                     }
                 }
             }

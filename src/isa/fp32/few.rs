@@ -27,18 +27,13 @@ const fn vectors<S: Simd>(d_qk: usize) -> usize {
 
 /// Q as C1 reads it here: widened rows, from the panel's start.
 #[inline(always)]
-pub fn pack_q<S: Simd, const D_QK: usize>(
-    simd: S,
-    rows: &[&[bf16]],
-    negate: bool,
-    panel: &mut QPanel,
-) {
+pub fn pack_q<S: Simd>(simd: S, d_qk: usize, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
     let sign = simd.splat_i32(if negate { i32::MIN } else { 0 });
     let numbers: &mut [f32] = bytemuck::cast_slice_mut(panel.0.as_flattened_mut());
-    let out = lanes_mut::<S>(numbers).chunks_exact_mut(vectors::<S>(D_QK));
+    let out = lanes_mut::<S>(numbers).chunks_exact_mut(vectors::<S>(d_qk));
     for (row, out) in rows.iter().zip(out) {
         let out = out.as_chunks_mut::<2>().0;
-        for (row, out) in row[..D_QK].chunks_exact(2 * S::LANES).zip(out) {
+        for (row, out) in row[..d_qk].chunks_exact(2 * S::LANES).zip(out) {
             let parts = split(simd, simd.load_pairs(row));
             for i in 0..2 {
                 // Added to the sign, it flips.
@@ -49,11 +44,11 @@ pub fn pack_q<S: Simd, const D_QK: usize>(
     }
 }
 
-/// C1 of up to [`FEW_ROWS`] rows.
+/// C1 of up to [`FEW_ROWS`] rows, which [`pack_q`] packed one behind the other.
 #[inline(always)]
-pub fn qk<S: Simd, const D_QK: usize>(
+pub fn qk<S: Simd>(
     simd: S,
-    q: &QPanel,
+    q: &[f32],
     rows: usize,
     keys: &Rows<'_>,
     next: &[&[bf16]],
@@ -63,9 +58,9 @@ pub fn qk<S: Simd, const D_QK: usize>(
         ($($rows:literal: $many:literal $few:literal,)*) => {
             match rows {
                 $($rows => if S::REGISTERS >= 32 {
-                    qk_rows::<S, D_QK, $rows, $many>(simd, q, keys, next, s);
+                    qk_rows::<S, $rows, $many>(simd, q, keys, next, s);
                 } else {
-                    qk_rows::<S, D_QK, $rows, $few>(simd, q, keys, next, s);
+                    qk_rows::<S, $rows, $few>(simd, q, keys, next, s);
                 })*
                 _ => {}
             }
@@ -75,18 +70,19 @@ pub fn qk<S: Simd, const D_QK: usize>(
 }
 
 #[inline(always)]
-fn qk_rows<S: Simd, const D_QK: usize, const ROWS: usize, const KEYS: usize>(
+fn qk_rows<S: Simd, const ROWS: usize, const KEYS: usize>(
     simd: S,
-    q: &QPanel,
+    q: &[f32],
     keys: &Rows<'_>,
     next: &[&[bf16]],
     s: &mut STile,
 ) {
     let keys = keys.as_slice();
-    let steps = vectors::<S>(D_QK) / 2;
+    let d_qk = q.len() / ROWS;
+    let steps = vectors::<S>(d_qk) / 2;
     let mut ahead = Ahead::of(next, keys.len().div_ceil(KEYS) * steps);
-    let q = lanes::<S>(bytemuck::cast_slice(q.0.as_flattened()));
-    let q = &q[..ROWS * vectors::<S>(D_QK)];
+    let q = lanes::<S>(q);
+    assert!(q.len() >= ROWS * 2 * steps && d_qk >= steps * 2 * S::LANES);
     let zero = simd.splat(0.0);
     for (group, s) in s.0.chunks_mut(KEYS).enumerate() {
         let first = group * KEYS;
@@ -96,7 +92,7 @@ fn qk_rows<S: Simd, const D_QK: usize, const ROWS: usize, const KEYS: usize>(
         // A group at the end repeats its last key; nobody reads the copies.
         let mut rows: [&[bf16]; KEYS] = [&[]; KEYS];
         for (i, row) in rows.iter_mut().enumerate() {
-            *row = &keys[(first + i).min(keys.len() - 1)][..D_QK];
+            *row = &keys[(first + i).min(keys.len() - 1)][..d_qk];
         }
         // Counted loops and indices, so that the accumulators stay in registers; Q's
         // vectors are read once for all keys.
@@ -106,10 +102,16 @@ fn qk_rows<S: Simd, const D_QK: usize, const ROWS: usize, const KEYS: usize>(
             for half in 0..2 {
                 let mut queries = [zero; ROWS];
                 for r in 0..ROWS {
-                    queries[r] = simd.load(&q[r * 2 * steps + 2 * v + half]);
+                    let at = r * 2 * steps + 2 * v + half;
+                    // SAFETY: v < steps, and q has ROWS rows of 2 * steps vectors, asserted above.
+                    queries[r] = simd.load(unsafe { q.get_unchecked(at) });
                 }
                 for i in 0..KEYS {
-                    let pairs = simd.load_pairs(&rows[i][v * 2 * S::LANES..]);
+                    let at = v * 2 * S::LANES;
+                    // SAFETY: v < steps, and a row has d_qk elements, which are steps times
+                    // 2 * LANES at least, by the slicing above and the definition of steps.
+                    let pairs = unsafe { rows[i].get_unchecked(at..at + 2 * S::LANES) };
+                    let pairs = simd.load_pairs(pairs);
                     let key = if half == 0 {
                         even(simd, pairs)
                     } else {
@@ -137,7 +139,7 @@ fn qk_rows<S: Simd, const D_QK: usize, const ROWS: usize, const KEYS: usize>(
 
 /// C2 of up to [`FEW_ROWS`] rows: [`super::super::Isa::pv_direct`].
 #[inline(always)]
-pub fn pv<S: Simd, const D_V: usize>(
+pub fn pv<S: Simd>(
     simd: S,
     call: &Pv<'_>,
     p: &L0a,
@@ -155,14 +157,14 @@ pub fn pv<S: Simd, const D_V: usize>(
         drafts: bytemuck::cast_slice_mut(&mut scratch[0].0),
         next,
     };
-    let o = &mut o[..D_V / STRIP];
+    let d_v = o.len() * STRIP;
     // As many pairs of vectors as there are registers for, and columns.
     macro_rules! tiles {
         ($($rows:literal = $first:literal + $then:literal: $many:literal $fewer:literal $few:literal,)*) => {
             match call.rows {
                 $($rows => if S::REGISTERS < 32 {
                     c2.rows::<$first, $then, $few>(o)
-                } else if D_V.is_multiple_of(2 * $many * S::LANES) {
+                } else if d_v.is_multiple_of(2 * $many * S::LANES) {
                     c2.rows::<$first, $then, $many>(o)
                 } else {
                     c2.rows::<$first, $then, $fewer>(o)
