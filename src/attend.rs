@@ -419,8 +419,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                 let left = if direct {
                     isa.pv_direct::<D_V>(&call, l0a, &values, next.as_slice(), l0b, o)
                 } else if finite {
-                    isa.pv::<D_V>(&call, l0a, &l1.v, l0b, o);
-                    Left::NOTHING
+                    isa.pv::<D_V>(&call, l0a, &l1.v, l0b, o)
                 } else {
                     Left::EVERYTHING
                 };
@@ -461,8 +460,8 @@ fn widen_and_pack<I: Isa, const D_V: usize>(
     non_finite
 }
 
-/// C2 of what was `left` because V holds an infinity or a NaN: IEEE arithmetic in FP32, and
-/// only over the keys that each row sees.
+/// C2 of what was `left` because V, or a row's P or O, holds an infinity or a NaN: IEEE
+/// arithmetic in FP32, and only over the keys that each row sees.
 #[cold]
 #[expect(clippy::too_many_arguments, reason = "called in one place")]
 fn pv_non_finite<I: Isa>(

@@ -121,7 +121,8 @@ pub struct Pv<'a> {
 /// A set of strips of O, a bit each.
 pub type Strips = u32;
 
-/// What [`Isa::pv_direct`] left undone because an element of V may not be finite.
+/// What C2 left undone because an element of V, or of O, may not be finite.
+#[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Left {
     /// Strips that are as they were.
@@ -205,7 +206,7 @@ pub trait Isa: Copy {
         v: &[VBuffer; 3],
         scratch: &mut L0b,
         o: &mut [OStrip],
-    );
+    ) -> Left;
 
     /// C2 over values that nobody packed, for up to [`DIRECT_ROWS`](Isa::DIRECT_ROWS)
     /// rows: the same sums in the same order as [`pv`](Isa::pv). May ask for `next`, rows

@@ -18,6 +18,8 @@ suites![
     f16_everywhere,
     quantised_values_alone,
     non_finite_values,
+    a_row_of_nan_spares_the_others,
+    overflow_spares_the_others,
 ];
 
 /// Bits of O and lse by every mode.
@@ -189,6 +191,73 @@ fn non_finite_values(backend: Backend) {
         let mut problem = case.problem();
         problem.kv.data = Data::F16(&kv);
         assert_eq!(all(&problem, &case, backend), want);
+    }
+}
+
+/// O of every row but the first, by every mode, in a workspace that held something else.
+fn but_the_first(problem: &Problem, case: &Case, backend: Backend) -> Vec<Vec<f32>> {
+    let run = |options| common::run(problem, case.sizes(), options).0;
+    let outputs = modes(backend).iter().map(run).collect::<Vec<_>>();
+    let d_v = case.shape.d_v;
+    outputs.into_iter().map(|o| o[d_v..].to_vec()).collect()
+}
+
+fn assert_close(got: &[Vec<f32>], want: &[Vec<f32>], what: &str) {
+    for (got, want) in got.iter().flatten().zip(want.iter().flatten()) {
+        let scale = want.abs().max(0.1);
+        assert!((got - want).abs() <= 1e-2 * scale, "{what}: {got} {want}");
+    }
+}
+
+/// What looks like a V that isn't finite may be one row's P.
+fn a_row_of_nan_spares_the_others(backend: Backend) {
+    for h_q in [2, 8, 9, 64, 70] {
+        let mut case = Case::new(1, 1, 300, h_q, (128, 128));
+        let kv: Vec<f16> = case.kv.iter().map(|x| f16::from_f32(x.to_f32())).collect();
+        let clean = {
+            let mut problem = case.problem();
+            problem.kv.data = Data::F16(&kv);
+            but_the_first(&problem, &case, backend)
+        };
+        case.q_row(0, 0, 0)[0] = bf16::NAN;
+        let mut problem = case.problem();
+        problem.kv.data = Data::F16(&kv);
+        let got = but_the_first(&problem, &case, backend);
+        assert_close(&got, &clean, &format!("{h_q} rows"));
+        let (o, _) = common::run(&problem, case.sizes(), &modes(backend)[0]);
+        assert!(o[..128].iter().all(|x| x.is_nan()));
+    }
+}
+
+/// Nor need it be more than one row's O that overflows.
+fn overflow_spares_the_others(backend: Backend) {
+    const NEAR: usize = 50;
+    let mut case = Case::new(1, 1, 250, 9, (128, 128));
+    // The first row looks at all keys alike, the others at the first of them alone.
+    for h in 0..9 {
+        case.q_row(0, 0, h).fill(bf16::ZERO);
+        case.q_row(0, 0, h)[127] = bf16::from_f32(if h == 0 { 0.0 } else { 64.0 });
+    }
+    let (mut values, mut scales) = (vec![1_i8; 250 * 128], vec![0.5_f32; 250]);
+    for (k, (values, scale)) in values.chunks_mut(128).zip(&mut scales).enumerate() {
+        values[127] = if k < NEAR { 100 } else { 0 };
+        if k >= NEAR {
+            values[..127].fill(120);
+            *scale = 2e36;
+        }
+    }
+    let mut problem = case.problem();
+    problem.kv.data = Data::Int8 {
+        values: &values,
+        scales: &scales,
+        strides: [0, 1, 0],
+    };
+    for o in but_the_first(&problem, &case, backend) {
+        for row in o.chunks(128) {
+            for &x in &row[..127] {
+                assert!((x - 0.5).abs() < 1e-2, "{x}");
+            }
+        }
     }
 }
 

@@ -510,7 +510,8 @@ const char *amla_version_string(void);
 // @return A string like "avx512bf16" or "portable", there as long as the library is.
 const char *amla_backend_name(void);
 
-// Name of a backend that this processor can run, from the slowest, 0, to the fastest.
+// Name of a backend that this processor can run, in the order in which they were made ever wider;
+// the fastest is amla_backend_name.
 //
 // @param index Which one.
 // @return A string, there as long as the library is; null if there are fewer.

@@ -70,7 +70,8 @@ pub extern "C" fn amla_backend_name() -> *const c_char {
     c_name(Some(Backend::detect().id()))
 }
 
-/// Name of a backend that this processor can run, from the slowest, 0, to the fastest.
+/// Name of a backend that this processor can run, in the order in which they were made ever wider;
+/// the fastest is amla_backend_name.
 ///
 /// @param index Which one.
 /// @return A string, there as long as the library is; null if there are fewer.

@@ -118,9 +118,10 @@ impl Isa for Avx512Bf16 {
         v: &[VBuffer; 3],
         _scratch: &mut L0b,
         o: &mut [OStrip],
-    ) {
+    ) -> Left {
         // SAFETY: the token proves the features.
         unsafe { pv::<D_V>(self.zmm, call, p, v, o) }
+        Left::NOTHING
     }
 
     fn pv_direct<const D_V: usize>(

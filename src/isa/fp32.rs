@@ -320,7 +320,7 @@ impl<'a, const ROW: usize, const PAIR: usize, const HALF: usize> Single<'a, ROW,
 }
 
 /// Both [`super::Isa::pv`] and [`super::Isa::pv_direct`], over values wherever they lie,
-/// with register tiles of 6 rows x `N` vectors, or 4 where there are no registers for 6.
+/// with register tiles of 6 rows x `N` vectors.
 #[inline(always)]
 pub fn pv<S: Simd, const N: usize>(
     simd: S,
@@ -381,7 +381,7 @@ fn pv_strip<S: Simd, const N: usize>(
     // The first rows go by way of a draft, until all columns are known to be finite: a V that
     // isn't makes every row's O so, since 0 times it is NaN.
     let mut draft = [[0.0; STRIP]; HEIGHT];
-    let first = rows.min(if six::<S, N>() { 6 } else { 4 });
+    let first = rows.min(HEIGHT);
     if !matches!(start, Start::Zero) {
         draft[..first].copy_from_slice(&o[..first]);
     }
@@ -416,11 +416,6 @@ fn pv_strip<S: Simd, const N: usize>(
         }
     }
     true
-}
-
-/// Whether there are registers for tiles of 6 rows; of 4 otherwise.
-const fn six<S: Simd, const N: usize>() -> bool {
-    6 * N + N < S::REGISTERS
 }
 
 /// Adds each row's increment to the bits of some of its vectors.
@@ -707,9 +702,9 @@ macro_rules! backend {
                 v: &[VBuffer; 3],
                 scratch: &mut L0b,
                 o: &mut [OStrip],
-            ) {
+            ) -> Left {
                 let values = fp32::packed(D_V, v, call.keys);
-                self.pv_direct::<D_V>(call, p, &values, &[], scratch, o);
+                self.pv_direct::<D_V>(call, p, &values, &[], scratch, o)
             }
 
             fn pv_direct<const D_V: usize>(

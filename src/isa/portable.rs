@@ -3,7 +3,7 @@
 //!
 //! | kernel | register tile ([`super::fp32`]) | peak model |
 //! |---|---|---|
-//! | C1, C2 | 4 x 8 lanes (6 x 16 with AVX) | a multiply and an add per lane, fused where the build has FMA |
+//! | C1, C2 | 4 keys, 6 rows x 8 lanes (6 x 16 with AVX) | a multiply and an add per lane, fused where the build has FMA |
 
 use bytemuck::cast;
 use half::bf16;

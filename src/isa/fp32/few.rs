@@ -4,8 +4,8 @@
 //!
 //! | kernel | register tile (32 registers; 16) |
 //! |---|---|
-//! | C1 | 8 keys x 1 or 2 rows, 6 x 3 or 4, 4 x 5 or 6, 3 x 7 or 8 (8 x 1, 5 x 2, 3 x 3, 2 x 4 to 6, 1 x 7 or 8), one vector each |
-//! | C2 | 1 or 2 rows x 8 pairs of vectors, 3 x 4, 4 to 6 x 2, 7 and 8 in two (1 or 2 x 2, 3 to 6 x 1) |
+//! | C1 | 8 keys x 1 or 2 rows, 5 x 3, 4 x 4, 3 x 5, 2 x 6 to 8 (8 x 1, 4 x 2, 3 x 3, 2 x 4 or 5, 1 x 6 to 8), one vector each |
+//! | C2 | 1 row x 8 pairs of vectors, 2 or 3 x 4, 4 to 6 x 2, 7 and 8 in two (1 or 2 x 2, 3 to 6 x 1) |
 //!
 //! C1 has features in the lanes, C2 columns; both work on a row's even and odd elements
 //! apart, as they come out of pairs; so O's columns lie until the task is done.
