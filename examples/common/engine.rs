@@ -27,7 +27,7 @@ pub struct Measurement {
     pub seconds: f64,
     /// Speed of the kernel, all threads together.
     pub gflops: f64,
-    /// Speed of the backend's own dot instruction in registers, all threads together.
+    /// Speed of the backend's own multiply-add in registers, all threads together.
     pub peak_gflops: f64,
     /// Kernel over peak, each repetition against the peaks beside it.
     pub utilization: f64,
@@ -152,7 +152,7 @@ impl Engine {
         })
     }
 
-    /// GFLOP/s of the backend's dot instruction on registers, on all threads
+    /// GFLOP/s of the backend's multiply-add on registers, on all threads
     /// at once for about `duration`.
     fn peak_gflops(&self, duration: Duration) -> f64 {
         let start = Instant::now();

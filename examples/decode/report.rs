@@ -36,7 +36,7 @@ pub const HEADER: &str = "problem           backend     rescale       error     
 pub const LEGEND: &str = "error, base: relative Frobenius error of O (FP32) by AMLA and by Base, against the problem's \
                           expected values or Golden\n\
                           worst, lse: largest absolute error of an element of O, and of lse\n\
-                          FU: GFLOP/s against the peak of the backend's own dot instruction, measured in turn with it";
+                          FU: GFLOP/s against the peak of the backend's own multiply-add, measured in turn with it";
 
 impl fmt::Display for Record<'_> {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
