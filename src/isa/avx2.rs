@@ -17,7 +17,7 @@ use super::fp32::{self, backend};
 use super::simd::{self, Simd};
 use super::{Isa, Left, Pv, Rows, Softmax, detect, shared, v1};
 use crate::bits::Increment;
-use crate::format::{self, Row};
+use crate::format::Row;
 use crate::problem::Precision;
 use crate::tile::{L0a, L0b, OStrip, QPanel, RowState, STile, VBuffer};
 

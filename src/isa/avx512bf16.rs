@@ -23,7 +23,6 @@
 )]
 
 mod few;
-mod widen;
 
 use core::arch::x86_64::*;
 
@@ -31,10 +30,11 @@ use half::bf16;
 
 use super::simd::{self, Simd};
 use super::v1::{self, Pairs, Rounding};
+use super::zmm::widen::{self, Round};
 use super::zmm::{self, LANES, Zmm, load_row, load_words, prefetch, store_pairs};
 use super::{Isa, Left, Pv, Rows, Softmax, Strips, detect, shared};
 use crate::bits::Increment;
-use crate::format::{self, Row};
+use crate::format::Row;
 use crate::problem::Precision;
 use crate::tile::{
     BLOCK_PAIRS, L0a, L0b, MAX_D_V, OStrip, PANEL_ROWS, PTile, QPanel, RowState, STRIP, STile,
@@ -66,7 +66,7 @@ impl Isa for Avx512Bf16 {
 
     fn widen(self, row: &Row<'_>, out: &mut [bf16]) {
         // SAFETY: the token proves the features.
-        unsafe { widen::widen(row, out) }
+        unsafe { widen_row(self, row, out) }
     }
 
     fn pack_q<const D_QK: usize>(self, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
@@ -156,6 +156,20 @@ impl Isa for Avx512Bf16 {
     fn dot_loop(self, iterations: u64) -> u64 {
         // SAFETY: the token proves the features.
         unsafe { dot_loop(iterations) }
+    }
+}
+
+/// With the processor's own conversion.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn widen_row(isa: Avx512Bf16, row: &Row<'_>, out: &mut [bf16]) {
+    widen::widen(isa.zmm, isa, row, out);
+}
+
+impl Round for Avx512Bf16 {
+    #[inline(always)]
+    fn round(self, low: __m512, high: __m512) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe { from_pairs(_mm512_cvtne2ps_pbh(high, low)) }
     }
 }
 

@@ -580,11 +580,11 @@ macro_rules! backend {
 
             fn widen(self, row: &Row<'_>, out: &mut [bf16]) {
                 $(#[target_feature(enable = $features)])?
-                fn run(row: &Row<'_>, out: &mut [bf16]) {
-                    format::widen(row, out);
+                fn run(simd: $token, row: &Row<'_>, out: &mut [bf16]) {
+                    $pack::widen_row(simd, row, out);
                 }
                 // SAFETY: the token proves the features.
-                unsafe { run(row, out) }
+                unsafe { run(self, row, out) }
             }
 
             fn pack_q<const D_QK: usize>(self, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {

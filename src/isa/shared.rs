@@ -6,7 +6,14 @@
 use half::bf16;
 
 use crate::bits::{Increment, add_increment_f32, bf16_widen};
+use crate::format::{self, Row};
 use crate::tile::{OStrip, QPanel, STRIP};
+
+/// A row as it is stored, rounded to BF16: [`super::Isa::widen`].
+#[inline(always)]
+pub fn widen_row<S>(_simd: S, row: &Row<'_>, out: &mut [bf16]) {
+    format::widen(row, out);
+}
 
 /// Packs query rows into a panel: [`super::Isa::pack_q`].
 #[inline(always)]

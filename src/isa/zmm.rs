@@ -1,12 +1,15 @@
 //! The vectors of AVX-512, for the backends that have them: 16 FP32 lanes.
 #![allow(unsafe_code, reason = "pointer loads and feature-gated intrinsics")]
 
+pub mod widen;
+
 use core::arch::x86_64::*;
 
 use half::bf16;
 
 use super::detect;
 use super::simd::{EXP2_MIN, Simd};
+use crate::format::Row;
 use crate::tile::{QPanel, STRIP, VBuffer};
 
 /// Lanes of a vector.
@@ -225,6 +228,12 @@ impl Simd for Zmm {
             _mm512_maskz_scalef_ps(normal, y, j)
         }
     }
+}
+
+/// [`widen::widen`], rounding by integer additions.
+#[inline(always)]
+pub fn widen_row(zmm: Zmm, row: &Row<'_>, out: &mut [bf16]) {
+    widen::widen(zmm, zmm, row, out);
 }
 
 /// Transposes 16 rows x 16 feature pairs at a time.
