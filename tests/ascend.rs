@@ -1,8 +1,6 @@
 //! The model of the Ascend 910: the paper's performance table, its statements, the functional mode
 //! against the references, and everything that has to be refused.
 
-use std::time::{Duration, Instant};
-
 use amla::ascend::{
     Algorithm, Calibration, Cut, Datapath, Dependency, Fault, Inputs, Kernel, Limit, Load, Machine,
     Memory, Observer, Op, Outputs, Pipe, Pipeline, Report, Tiling, VECTOR_CORES, Work,
@@ -83,7 +81,6 @@ fn kernel((algorithm, pipeline): (Algorithm, Pipeline), shape: Shape) -> Kernel 
 
 #[test]
 fn the_table_is_reproduced() {
-    let begun = Instant::now();
     let mut held_out = Vec::new();
     for (s_q, s_k) in cells() {
         let shape = cell(s_q, s_k);
@@ -104,7 +101,6 @@ fn the_table_is_reproduced() {
     assert!(worst < 4.0 && mean < 2.5, "worst {worst}, mean {mean}");
     // The documented figures.
     assert!(worst < 2.75 && mean < 1.25, "worst {worst}, mean {mean}");
-    assert!(begun.elapsed() < Duration::from_secs(2));
 }
 
 /// Sum of squared logarithms of model over paper duration, over the fitted cells.
