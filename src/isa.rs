@@ -198,7 +198,8 @@ pub trait Isa: Copy {
 
     /// C2: rescales O by integer addition while loading it, and adds `P V`.
     ///
-    /// `o` holds `D_V / 64` strips. V must be finite.
+    /// `o` holds `D_V / 64` strips. V must be finite. Returns the strips that it left because
+    /// P or O isn't.
     fn pv<const D_V: usize>(
         self,
         call: &Pv<'_>,

@@ -277,7 +277,8 @@ fn constant_maximum_does_not_drift(backend: Backend) {
         let (o, lse) = case.run(&options);
         let long = frobenius(&o, &want);
         // Where P isn't rounded, what is left are the sums' own roundings in FP32.
-        let bound = 1.5 * short.max(2e-6);
+        let whole = backend.id() != BackendId::Avx512Bf16;
+        let bound = 1.5 * if whole { short.max(2e-6) } else { short };
         assert!(long <= bound, "{long:e}, {short:e}, {options:?}");
         for (got, want) in lse.iter().zip(&want_lse) {
             assert!((f64::from(*got) - want).abs() < 2e-6);
