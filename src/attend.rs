@@ -47,11 +47,12 @@ use half::bf16;
 use crate::bits::{Increment, add_increment_f32, bf16_widen};
 use crate::error::Error;
 use crate::format::Row;
-use crate::isa::{Backend, Isa, Left, Mask, Pv, Rows, Softmax, Strips, Visitor};
+use crate::isa::{Backend, Isa, Left, Mask, Pv, Rows, Softmax, Strips, Visitor, row_tile};
 use crate::problem::{Precision, Problem, Rescale};
 use crate::schedule::{SCORE_TILES, Stage, preload};
 use crate::tile::{
-    BLOCK_KEYS, L0a, L0b, MAX_D_V, OStrip, PANEL_ROWS, RowState, RowTile, STRIP, Tiles, VBuffer,
+    BLOCK_KEYS, L0a, L0b, MAX_D_V, OStrip, PANEL_ROWS, QPanel, RowState, RowTile, STRIP, Tiles,
+    VBuffer,
 };
 
 /// Up to so many rows memory limits as much as the multipliers do, and keys are
@@ -225,6 +226,27 @@ impl<'a> Group<'a> {
     }
 }
 
+/// Blocks that are in flight at once: those from C2's to C1's, which the schedule has so many
+/// items ahead.
+const fn blocks_in_flight(panels: usize) -> usize {
+    1 + SCORE_TILES.div_ceil(panels)
+}
+
+/// Memory for the widened rows of a block in flight: GM, the K/V buffers, the Q/P buffers that
+/// no panel takes. `None` where those are too few.
+fn row_memory<'t>(
+    slot: usize,
+    gm: &'t mut RowTile,
+    v: &'t mut [VBuffer],
+    spare_q: &'t mut [QPanel],
+) -> Option<&'t mut RowTile> {
+    match slot {
+        0 => Some(gm),
+        1 => row_tile(v),
+        _ => row_tile(spare_q),
+    }
+}
+
 /// Writes rows' parts one behind the other, as BF16.
 fn put_together<'b, I: Isa>(
     isa: I,
@@ -332,7 +354,16 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
 
     let (mut keys, mut values, mut next) = (Rows::NONE, Rows::NONE, Rows::NONE);
     let as_they_lie = problem.keys_as_they_lie();
-    let direct = group.rows.len() <= I::DIRECT_ROWS && problem.values_as_they_lie();
+    let reads_rows = group.rows.len() <= I::DIRECT_ROWS;
+    let direct = reads_rows && problem.values_as_they_lie();
+    // Whether C2 reads the rows that C1 had widened: each block's stay until it has, in memory
+    // that packed values don't need then.
+    let (q, spare_q) = l1.q.split_at_mut(panels);
+    let in_flight = blocks_in_flight(panels);
+    let reuse = reads_rows
+        && problem.values_begin_keys()
+        && (0..in_flight).all(|slot| row_memory(slot, gm, &mut l1.v, spare_q).is_some());
+    let slot = |block: usize| if reuse { block % in_flight } else { 0 };
     let few = group.rows.len() <= FEW_ROWS;
     // Whether C1 and C2 both ask for keys, or C2 alone.
     let both = direct && group.rows.len() <= I::ASKING_ROWS;
@@ -349,8 +380,6 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     if as_they_lie {
                         keys.clear();
                         problem.each_key(request, head, range.clone(), |row| keys.push(row));
-                    } else {
-                        put_together(isa, problem.k_widths(), group.keys(range.clone()), gm);
                     }
                     if both {
                         group.ahead(range.end + LEAD, &mut asked, &mut next);
@@ -360,11 +389,17 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                 let keys = if as_they_lie {
                     &keys
                 } else {
-                    rows.gather(gm[..range.len()].iter().map(|row| &row[..D_QK]));
+                    if let Some(memory) = row_memory(slot(block), gm, &mut l1.v, spare_q) {
+                        if panel == 0 {
+                            let parts = group.keys(range.clone());
+                            put_together(isa, problem.k_widths(), parts, memory);
+                        }
+                        rows.gather(memory[..range.len()].iter().map(|row| &row[..D_QK]));
+                    }
                     &rows
                 };
                 isa.qk::<D_QK>(
-                    &l1.q[panel],
+                    &q[panel],
                     group.panel_rows(panel),
                     keys,
                     next.as_slice(),
@@ -388,11 +423,13 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
             }
             Stage::C2(i) => {
                 let (block, panel) = (i / panels, i % panels);
+                let range = group.block(block);
                 if panel == 0 {
-                    let range = group.block(block);
                     let (request, head) = (group.request, group.head);
-                    values.clear();
-                    problem.each_value(request, head, range.clone(), |row| values.push(row));
+                    if !reuse {
+                        values.clear();
+                        problem.each_value(request, head, range.clone(), |row| values.push(row));
+                    }
                     if both {
                         group.ahead(asked + AHEAD, &mut asked, &mut next);
                     } else if few {
@@ -400,24 +437,32 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                         let end = range.end + (SCORE_TILES + 1) * BLOCK_KEYS;
                         group.ahead(end, &mut asked, &mut next);
                     }
-                    if !direct {
+                    if !direct && !reuse {
                         let v = &mut l1.v;
                         finite = !if problem.values_as_they_lie() {
                             isa.pack_v::<D_V>(values.as_slice(), 0, next.as_slice(), v)
                         } else {
-                            widen_and_pack::<I, D_V>(isa, group, range, l0b, v)
+                            widen_and_pack::<I, D_V>(isa, group, range.clone(), l0b, v)
                         };
                     }
                 }
                 let call = Pv {
                     rows: group.panel_rows(panel),
-                    keys: values.as_slice().len(),
+                    keys: range.len(),
                     precision: options.precision,
                     increment: (block > 0).then_some(&ub[panel].increment),
                 };
                 let o = &mut partial.o[panel * strips..][..strips];
-                let left = if direct {
-                    isa.pv_direct::<D_V>(&call, l0a, &values, next.as_slice(), l0b, o)
+                let mut rows = Rows::NONE;
+                let values = match row_memory(slot(block), gm, &mut l1.v, spare_q) {
+                    Some(memory) if reuse => {
+                        rows.gather(memory[..range.len()].iter().map(|row| &row[..D_V]));
+                        &rows
+                    }
+                    _ => &values,
+                };
+                let left = if direct || reuse {
+                    isa.pv_direct::<D_V>(&call, l0a, values, next.as_slice(), l0b, o)
                 } else if finite {
                     isa.pv::<D_V>(&call, l0a, &l1.v, l0b, o)
                 } else {
@@ -426,7 +471,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                 if left != Left::NOTHING {
                     all_finite = false;
                     let mask = group.mask(panel, block, &mut mask);
-                    pv_non_finite(isa, group, group.block(block), &call, l0a, mask, left, o);
+                    pv_non_finite(isa, group, range, &call, l0a, mask, left, o);
                 }
             }
             Stage::Last => {

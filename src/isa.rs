@@ -35,6 +35,7 @@ mod zmm;
 
 use half::bf16;
 
+pub use memory::row_tile;
 use shared::half_of;
 
 use crate::bits::{Increment, bf16_widen};

@@ -541,6 +541,11 @@ impl<'a> Problem<'a> {
         values.data.is_bf16() && self.extra().data.is_bf16()
     }
 
+    /// Whether values are what keys begin with, and neither can be used as it lies.
+    pub(crate) fn values_begin_keys(&self) -> bool {
+        self.v.is_none() && !self.values_as_they_lie()
+    }
+
     /// Checks every argument, whatever the widths.
     ///
     /// # Errors

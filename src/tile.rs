@@ -15,7 +15,8 @@
 //! 256 rows fit at once, so Q stays packed for the whole call, where the NPU
 //! shares its four buffers between Q and P and loads Q again in every iteration;
 //! P then lives in L0A only. The three K/V buffers hold one block of 192 keys,
-//! which is how the block size follows from the budget (`docs/adr/0002`).
+//! which is how the block size follows from the budget (`docs/adr/0002`); where V isn't
+//! packed, keys that had to be widened, and so may free Q/P buffers (`docs/adr/0011`).
 //!
 //! **Pairs.** The BF16 dot instructions multiply two neighbouring elements per
 //! 32-bit lane, so operands are stored as pairs in a `u32`: the element of even

@@ -34,9 +34,10 @@ fn all(problem: &Problem, case: &Case, backend: Backend) -> Vec<(Vec<u32>, Vec<u
         .collect()
 }
 
-/// Row counts of every path: few rows, a panel, several.
-const HEADS: [usize; 4] = [1, 5, 16, 130];
-const KEYS: [usize; 4] = [1, 191, 500, 1030];
+/// Row counts of every path: few rows, a panel, several; with as many blocks as go around
+/// the memory of widened rows.
+const HEADS: [usize; 6] = [1, 5, 16, 64, 128, 130];
+const KEYS: [usize; 6] = [1, 191, 500, 1030, 770, 1030];
 
 /// `kv` in the format has the bits of `decoded`, the same rows as BF16.
 fn same(case: &mut Case, kv: Tensor, decoded: Vec<bf16>, backend: Backend) {

@@ -1,8 +1,35 @@
 //! What the compiler must be told about the workspace's memory.
-#![allow(unsafe_code, reason = "a marker trait, and a view of bytes")]
+#![allow(
+    unsafe_code,
+    reason = "marker traits, and views of memory as other types"
+)]
 
 use crate::error::{Argument, Error};
-use crate::tile::Workspace;
+use crate::tile::{QPanel, RowTile, VBuffer, Workspace};
+
+/// One of the seven buffers that L1 is cut into.
+///
+/// # Safety
+/// Made of integers alone, without padding.
+pub unsafe trait Buffer {}
+
+// SAFETY: a tile of `u32`, of which `tile` asserts that it has no padding.
+unsafe impl Buffer for QPanel {}
+
+// SAFETY: tiles of `u32`, of which `tile` asserts that they have no padding.
+unsafe impl Buffer for VBuffer {}
+
+/// Buffers as rows of BF16, if they are enough for a block of them.
+pub fn row_tile<B: Buffer>(buffers: &mut [B]) -> Option<&mut RowTile> {
+    const { assert!(align_of::<B>() >= align_of::<RowTile>()) };
+    if size_of_val(buffers) < size_of::<RowTile>() {
+        return None;
+    }
+    // SAFETY: the memory is borrowed exclusively for the result's lifetime, long enough and
+    // aligned (both checked above), and initialised (`Buffer`'s contract); every bit pattern
+    // is a `bf16`, and is an integer again.
+    Some(unsafe { &mut *buffers.as_mut_ptr().cast() })
+}
 
 // SAFETY: `Workspace` is made of arrays of integers, floats and structs of them
 // (its definition), for which all-zero bytes are a value.
