@@ -225,5 +225,6 @@ backend! {
     pack: shared;
     c1: _ => 6 x 2;
     c2: 2;
+    asking: 8;
     chains: 12;
 }

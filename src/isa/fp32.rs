@@ -14,9 +14,11 @@
 
 pub mod few;
 
+use core::ops::Range;
+
 use half::bf16;
 
-use super::ahead::LINE;
+use super::ahead::{Ahead, LINE};
 use super::simd::{Simd, even, lanes, lanes_mut, odd, pairs};
 use super::{Left, Pv, Rows};
 use crate::tile::{
@@ -31,6 +33,12 @@ const DEPTH: usize = 2 * PAIRS;
 /// The operand of which single numbers meet whole vectors: that of the tile's row `m` and
 /// element `h` (the odd one first) of pair `p` lies at `m * ROW + p * PAIR + h * HALF`.
 struct Single<'a, const ROW: usize, const PAIR: usize, const HALF: usize>(&'a [f32]);
+
+/// Pairs between C1's requests to memory where it makes them for panels of `asking` rows at most:
+/// else all of a tile.
+pub const fn step(rows: usize, asking: usize) -> usize {
+    if rows <= asking { 8 } else { PAIRS }
+}
 
 /// C1: keys, their odd elements before the even ones.
 type Keys<'a> = Single<'a, DEPTH, 1, PAIRS>;
@@ -159,6 +167,7 @@ fn tile<
     const M: usize,
     const N: usize,
     const FIRST: bool,
+    const STEP: usize,
     const ROW: usize,
     const PAIR: usize,
     const HALF: usize,
@@ -170,6 +179,7 @@ fn tile<
     column: usize,
     start: Start<'_>,
     c: &mut [[f32; 64]],
+    ahead: &mut Ahead<'_>,
 ) -> bool {
     let (c, next) = c.split_at_mut(M);
     // Each tile asks for the next one's lines: out-of-order execution can't look so far.
@@ -197,30 +207,25 @@ fn tile<
             }
         }
     }
-    for (p, b) in b.iter_mut().take(narrow.pairs()).enumerate() {
-        for h in 0..2 {
-            let b = &mut lanes_mut::<S>(&mut b[h])[first..first + N];
-            let mut vectors = [simd.splat(0.0); N];
-            if FIRST {
-                let row = narrow.row(simd, p, h);
-                for v in 0..N {
-                    vectors[v] = narrow.vector(simd, row, first + v);
-                    simd.store(vectors[v], &mut b[v]);
-                }
-            } else {
-                for v in 0..N {
-                    vectors[v] = simd.load(&b[v]);
-                }
-            }
-            for m in 0..M {
-                // SAFETY: m < M, p < PAIRS and h < 2: within what was asserted above.
-                let x = unsafe { *a.0.as_ptr().add(m * ROW + p * PAIR + h * HALF) };
-                let x = simd.splat(x);
-                for v in 0..N {
-                    acc[m][v] = simd.mul_add(x, vectors[v], acc[m][v]);
-                }
-            }
+    let pairs = narrow.pairs();
+    if STEP < PAIRS {
+        for step in (0..pairs).step_by(STEP) {
+            ahead.step(simd);
+            let some = step..pairs.min(step + STEP);
+            accumulate::<S, M, N, FIRST, ROW, PAIR, HALF>(
+                simd, a, narrow, b, first, some, &mut acc,
+            );
         }
+    } else {
+        accumulate::<S, M, N, FIRST, ROW, PAIR, HALF>(
+            simd,
+            a,
+            narrow,
+            b,
+            first,
+            0..pairs,
+            &mut acc,
+        );
     }
     for m in 0..M {
         let c = &mut lanes_mut::<S>(&mut c[m])[first..first + N];
@@ -246,36 +251,86 @@ fn tile<
     simd.sum_lanes([wrong, zero, zero, zero])[0] == 0.0
 }
 
+/// The products of some pairs, added up in registers.
+#[inline(always)]
+fn accumulate<
+    S: Simd,
+    const M: usize,
+    const N: usize,
+    const FIRST: bool,
+    const ROW: usize,
+    const PAIR: usize,
+    const HALF: usize,
+>(
+    simd: S,
+    a: &Single<'_, ROW, PAIR, HALF>,
+    narrow: &impl Narrow<S>,
+    b: &mut [[[f32; 64]; 2]; PAIRS],
+    first: usize,
+    pairs: Range<usize>,
+    acc: &mut [[S::F32; N]; M],
+) {
+    for (i, b) in b[pairs.clone()].iter_mut().enumerate() {
+        let p = pairs.start + i;
+        for h in 0..2 {
+            let b = &mut lanes_mut::<S>(&mut b[h])[first..first + N];
+            let mut vectors = [simd.splat(0.0); N];
+            if FIRST {
+                let row = narrow.row(simd, p, h);
+                for v in 0..N {
+                    vectors[v] = narrow.vector(simd, row, first + v);
+                    simd.store(vectors[v], &mut b[v]);
+                }
+            } else {
+                for v in 0..N {
+                    vectors[v] = simd.load(&b[v]);
+                }
+            }
+            for m in 0..M {
+                // SAFETY: m < M, p < PAIRS and h < 2: within what `tile` asserted.
+                let x = unsafe { *a.0.as_ptr().add(m * ROW + p * PAIR + h * HALF) };
+                let x = simd.splat(x);
+                for v in 0..N {
+                    acc[m][v] = simd.mul_add(x, vectors[v], acc[m][v]);
+                }
+            }
+        }
+    }
+}
+
 /// [`super::Isa::qk`] with register tiles of `KEYS` keys x `N` vectors.
 #[inline(always)]
-pub fn qk<S: Simd, const KEYS: usize, const N: usize>(
+pub fn qk<S: Simd, const KEYS: usize, const N: usize, const STEP: usize>(
     simd: S,
     q: &[[u32; PANEL_ROWS]],
     rows: usize,
     keys: &Rows<'_>,
+    next: &[&[bf16]],
     scratch: &mut L0b,
     s: &mut STile,
 ) {
     let keys = keys.as_slice();
+    let tiles = keys.len().div_ceil(KEYS) * rows.div_ceil(N * S::LANES);
+    let ahead = &mut Ahead::of(next, tiles * q.len() / STEP);
     let [a, b] = scratch;
     let (a, b) = (a.0.as_flattened_mut(), halves(b));
     let (whole, rest) = q.as_chunks::<PAIRS>();
     for (step, q) in whole.iter().enumerate() {
         let feature = step * DEPTH;
-        qk_step::<S, KEYS, N, DEPTH>(simd, q, rows, keys, feature, a, b, s);
+        qk_step::<S, KEYS, N, STEP, DEPTH>(simd, q, rows, keys, feature, a, b, s, ahead);
     }
     let feature = whole.len() * DEPTH;
     match rest.len() {
         0 => {}
-        16 => qk_step::<S, KEYS, N, 32>(simd, rest, rows, keys, feature, a, b, s),
-        _ => qk_step::<S, KEYS, N, 64>(simd, rest, rows, keys, feature, a, b, s),
+        16 => qk_step::<S, KEYS, N, STEP, 32>(simd, rest, rows, keys, feature, a, b, s, ahead),
+        _ => qk_step::<S, KEYS, N, STEP, 64>(simd, rest, rows, keys, feature, a, b, s, ahead),
     }
 }
 
 /// `WIDTH` features from `feature` on.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "inlined everywhere")]
-fn qk_step<S: Simd, const KEYS: usize, const N: usize, const WIDTH: usize>(
+fn qk_step<S: Simd, const KEYS: usize, const N: usize, const STEP: usize, const WIDTH: usize>(
     simd: S,
     q: &[[u32; PANEL_ROWS]],
     rows: usize,
@@ -284,6 +339,7 @@ fn qk_step<S: Simd, const KEYS: usize, const N: usize, const WIDTH: usize>(
     a: &mut [f32],
     b: &mut [[[f32; 64]; 2]; PAIRS],
     s: &mut STile,
+    ahead: &mut Ahead<'_>,
 ) {
     let start = if feature == 0 {
         Start::Zero
@@ -291,10 +347,13 @@ fn qk_step<S: Simd, const KEYS: usize, const N: usize, const WIDTH: usize>(
         Start::Add
     };
     for first in (0..keys.len()).step_by(KEYS) {
-        for row in keys.iter().skip(first + KEYS).take(KEYS) {
-            let row = &row[feature..feature + WIDTH];
-            for line in (0..WIDTH).step_by(LINE) {
-                simd.prefetch::<false>(&raw const row[line]);
+        // Unless they were asked for long before.
+        if STEP == PAIRS {
+            for row in keys.iter().skip(first + KEYS).take(KEYS) {
+                let row = &row[feature..feature + WIDTH];
+                for line in (0..WIDTH).step_by(LINE) {
+                    simd.prefetch::<false>(&raw const row[line]);
+                }
             }
         }
         for (i, a) in a.chunks_exact_mut(DEPTH).take(KEYS).enumerate() {
@@ -305,9 +364,13 @@ fn qk_step<S: Simd, const KEYS: usize, const N: usize, const WIDTH: usize>(
         let (a, q, s) = (&Keys::of(a), &Queries(q), &mut s.0[first..]);
         for column in (0..rows).step_by(N * S::LANES) {
             if first == 0 {
-                tile::<S, KEYS, N, true, DEPTH, 1, PAIRS>(simd, a, q, b, column, start, s);
+                tile::<S, KEYS, N, true, STEP, DEPTH, 1, PAIRS>(
+                    simd, a, q, b, column, start, s, ahead,
+                );
             } else {
-                tile::<S, KEYS, N, false, DEPTH, 1, PAIRS>(simd, a, q, b, column, start, s);
+                tile::<S, KEYS, N, false, STEP, DEPTH, 1, PAIRS>(
+                    simd, a, q, b, column, start, s, ahead,
+                );
             }
         }
     }
@@ -332,16 +395,12 @@ pub fn pv<S: Simd, const N: usize>(
     o: &mut [OStrip],
 ) -> Left {
     assert!(values.iter().all(|row| row.len() >= o.len() * STRIP));
-    let mut next = next.chunks(next.len().div_ceil(o.len().max(1)).max(1));
+    let tiles = o.len() * (STRIP / S::LANES / N) * call.rows.div_ceil(HEIGHT);
+    let ahead = &mut Ahead::of(next, tiles * values.len().div_ceil(DEPTH));
     let b = halves(&mut scratch[1]);
     let mut left = Left::NOTHING;
     for (half, (p, rows)) in p.whole().into_iter().zip(values.chunks(DEPTH)).enumerate() {
         for (strip, o) in o.iter_mut().enumerate() {
-            for row in next.next().into_iter().flatten() {
-                for line in (0..row.len()).step_by(LINE) {
-                    simd.prefetch::<true>(&raw const row[line]);
-                }
-            }
             let bit = 1 << strip;
             if left.all & bit != 0 {
                 continue;
@@ -352,7 +411,7 @@ pub fn pv<S: Simd, const N: usize>(
                 Some(increment) => Start::Rescale(increment),
                 None => Start::Zero,
             };
-            if !pv_strip::<S, N>(simd, call.rows, p, &values, b, start, o) {
+            if !pv_strip::<S, N>(simd, call.rows, p, &values, b, start, o, ahead) {
                 let left = if half == 0 {
                     &mut left.all
                 } else {
@@ -365,6 +424,9 @@ pub fn pv<S: Simd, const N: usize>(
     left
 }
 
+/// Rows of a register tile of C2.
+const HEIGHT: usize = 6;
+
 /// One strip and half of the keys; `false`, and O as it was, if V isn't finite.
 #[inline(always)]
 fn pv_strip<S: Simd, const N: usize>(
@@ -375,8 +437,8 @@ fn pv_strip<S: Simd, const N: usize>(
     b: &mut [[[f32; 64]; 2]; PAIRS],
     start: Start<'_>,
     o: &mut OStrip,
+    ahead: &mut Ahead<'_>,
 ) -> bool {
-    const HEIGHT: usize = 6;
     let p = p.as_flattened().as_flattened();
     // The first rows go by way of a draft, until all columns are known to be finite: a V that
     // isn't makes every row's O so, since 0 times it is NaN.
@@ -395,7 +457,8 @@ fn pv_strip<S: Simd, const N: usize>(
             _ => Start::Load,
         };
         let a = &Probabilities::of(p);
-        finite &= pv_tile::<S, N, true>(simd, first, a, values, b, column, start, &mut draft);
+        finite &=
+            pv_tile::<S, N, true>(simd, first, a, values, b, column, start, &mut draft, ahead);
     }
     if !finite {
         return false;
@@ -411,7 +474,7 @@ fn pv_strip<S: Simd, const N: usize>(
             let a = &Probabilities::of(&p[row..]);
             let height = (rows - row).min(first);
             let o = &mut o[row..];
-            pv_tile::<S, N, false>(simd, height, a, values, b, column, start, o);
+            pv_tile::<S, N, false>(simd, height, a, values, b, column, start, o, ahead);
             row += height;
         }
     }
@@ -424,7 +487,7 @@ fn rescale_rows<S: Simd>(
     simd: S,
     rows: &mut [[f32; 64]],
     increment: &[i32],
-    vectors: core::ops::Range<usize>,
+    vectors: Range<usize>,
 ) {
     for (row, &increment) in rows.iter_mut().zip(increment) {
         // Most blocks don't move the reference: nothing to add then.
@@ -449,14 +512,15 @@ fn pv_tile<S: Simd, const N: usize, const FIRST: bool>(
     column: usize,
     start: Start<'_>,
     o: &mut [[f32; STRIP]],
+    ahead: &mut Ahead<'_>,
 ) -> bool {
     match rows {
-        1 => tile::<S, 1, N, FIRST, 1, 128, 64>(simd, a, v, b, column, start, o),
-        2 => tile::<S, 2, N, FIRST, 1, 128, 64>(simd, a, v, b, column, start, o),
-        3 => tile::<S, 3, N, FIRST, 1, 128, 64>(simd, a, v, b, column, start, o),
-        4 => tile::<S, 4, N, FIRST, 1, 128, 64>(simd, a, v, b, column, start, o),
-        5 => tile::<S, 5, N, FIRST, 1, 128, 64>(simd, a, v, b, column, start, o),
-        _ => tile::<S, 6, N, FIRST, 1, 128, 64>(simd, a, v, b, column, start, o),
+        1 => tile::<S, 1, N, FIRST, PAIRS, 1, 128, 64>(simd, a, v, b, column, start, o, ahead),
+        2 => tile::<S, 2, N, FIRST, PAIRS, 1, 128, 64>(simd, a, v, b, column, start, o, ahead),
+        3 => tile::<S, 3, N, FIRST, PAIRS, 1, 128, 64>(simd, a, v, b, column, start, o, ahead),
+        4 => tile::<S, 4, N, FIRST, PAIRS, 1, 128, 64>(simd, a, v, b, column, start, o, ahead),
+        5 => tile::<S, 5, N, FIRST, PAIRS, 1, 128, 64>(simd, a, v, b, column, start, o, ahead),
+        _ => tile::<S, 6, N, FIRST, PAIRS, 1, 128, 64>(simd, a, v, b, column, start, o, ahead),
     }
 }
 
@@ -559,20 +623,21 @@ pub fn dot_loop<S: Simd, const CHAINS: usize>(simd: S, iterations: u64) -> u64 {
 /// into a function that has the features, if there are any.
 ///
 /// Register tiles of C1 are `keys x vectors`, each for panels of up to so many rows; of
-/// C2, rows x `vectors`.
+/// C2, rows x `vectors`. Up to `asking` rows C1 asks memory for rows to come.
 macro_rules! backend {
     (
         $token:ident $(, features: $features:literal)?;
         pack: $pack:ident;
         c1: $($rows:pat => $keys:literal x $vectors:literal),*;
         c2: $columns:literal;
+        asking: $asking:literal;
         chains: $chains:literal;
     ) => {
         #[allow(unsafe_code, reason = "calls of feature-gated functions")]
         #[allow(unused_unsafe, reason = "without features they are safe")]
         impl Isa for $token {
             const DIRECT_ROWS: usize = usize::MAX;
-            const ASKING_ROWS: usize = fp32::few::FEW_ROWS;
+            const ASKING_ROWS: usize = $asking;
 
             fn prob(self, p: &L0a, _precision: Precision, k: usize, r: usize) -> f32 {
                 fp32::prob(p, k, r)
@@ -655,15 +720,16 @@ macro_rules! backend {
                     fp32::few::qk(simd, q, rows, keys, next, s);
                 }
                 $(#[target_feature(enable = $features)])?
-                fn run<const KEYS: usize, const VECTORS: usize>(
+                fn run<const KEYS: usize, const VECTORS: usize, const STEP: usize>(
                     simd: $token,
                     q: &[[u32; 64]],
                     rows: usize,
                     keys: &Rows<'_>,
+                    next: &[&[bf16]],
                     scratch: &mut L0b,
                     s: &mut STile,
                 ) {
-                    fp32::qk::<_, KEYS, VECTORS>(simd, q, rows, keys, scratch, s);
+                    fp32::qk::<_, KEYS, VECTORS, STEP>(simd, q, rows, keys, next, scratch, s);
                 }
                 // SAFETY: the token proves the features.
                 unsafe {
@@ -674,7 +740,7 @@ macro_rules! backend {
                         }
                         $($rows => {
                             let q = &q.0[..D_QK / 2];
-                            run::<$keys, $vectors>(self, q, rows, keys, scratch, s);
+                            run::<$keys, $vectors, { fp32::step($vectors * <$token as simd::Simd>::LANES, $asking) }>(self, q, rows, keys, next, scratch, s);
                         })*
                     }
                 }

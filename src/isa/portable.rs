@@ -178,6 +178,7 @@ backend! {
     pack: shared;
     c1: _ => 6 x 2;
     c2: 2;
+    asking: 32;
     chains: 12;
 }
 
@@ -187,5 +188,6 @@ backend! {
     pack: shared;
     c1: _ => 4 x 1;
     c2: 1;
+    asking: 32;
     chains: 6;
 }
