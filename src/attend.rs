@@ -143,6 +143,11 @@ pub struct Group<'a> {
 }
 
 impl<'a> Group<'a> {
+    /// Whether `other` has the same queries.
+    pub fn same_rows(&self, other: &Self) -> bool {
+        (self.request, self.head, &self.rows) == (other.request, other.head, &other.rows)
+    }
+
     /// Panels the rows fill.
     pub fn panels(&self) -> usize {
         self.rows.len().div_ceil(PANEL_ROWS)
@@ -299,6 +304,8 @@ pub struct Task<'a> {
     pub options: &'a Options,
     /// The on-chip memories.
     pub tiles: &'a mut Tiles,
+    /// Whether they hold the queries of these rows already, from the task before.
+    pub packed: bool,
     /// The result; overwritten.
     pub partial: Partial<'a>,
 }
@@ -308,6 +315,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
         group,
         options,
         tiles,
+        packed,
         mut partial,
     } = task;
     const { assert!(D_QK.is_multiple_of(2) && D_V.is_multiple_of(STRIP)) };
@@ -328,7 +336,8 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
         gm,
     } = tiles;
 
-    for panel in 0..panels {
+    ub[..panels].fill(RowState::START);
+    for panel in 0..if packed { 0 } else { panels } {
         let queries = (0..group.panel_rows(panel)).map(|r| {
             let (j, h) = group.position(panel * PANEL_ROWS + r);
             problem.query(group.request, j, h)
@@ -346,16 +355,18 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
             }
         }
         isa.pack_q::<D_QK>(rows, negate, &mut l1.q[panel]);
-        ub[panel] = RowState::START;
     }
     if blocks == 0 {
         partial.o.fill([[0.0; STRIP]; PANEL_ROWS]);
     }
 
-    let (mut keys, mut values, mut next) = (Rows::NONE, Rows::NONE, Rows::NONE);
+    let mut keys = [Rows::NONE; blocks_in_flight(1)];
+    let (mut values, mut next) = (Rows::NONE, Rows::NONE);
     let as_they_lie = problem.keys_as_they_lie();
     let reads_rows = group.rows.len() <= I::DIRECT_ROWS;
     let direct = reads_rows && problem.values_as_they_lie();
+    // Whether C2 takes the rows that C1 took.
+    let one_row = as_they_lie && problem.v.is_none();
     // Whether C2 reads the rows that C1 had widened: each block's stay until it has, in memory
     // that packed values don't need then.
     let (q, spare_q) = l1.q.split_at_mut(panels);
@@ -378,6 +389,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                 if panel == 0 {
                     let (request, head) = (group.request, group.head);
                     if as_they_lie {
+                        let keys = &mut keys[block % in_flight];
                         keys.clear();
                         problem.each_key(request, head, range.clone(), |row| keys.push(row));
                     }
@@ -387,7 +399,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                 }
                 let mut rows = Rows::NONE;
                 let keys = if as_they_lie {
-                    &keys
+                    &keys[block % in_flight]
                 } else {
                     if let Some(memory) = row_memory(slot(block), gm, &mut l1.v, spare_q) {
                         if panel == 0 {
@@ -426,7 +438,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                 let range = group.block(block);
                 if panel == 0 {
                     let (request, head) = (group.request, group.head);
-                    if !reuse {
+                    if !one_row && !reuse {
                         values.clear();
                         problem.each_value(request, head, range.clone(), |row| values.push(row));
                     }
@@ -440,6 +452,11 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     if !direct && !reuse {
                         let v = &mut l1.v;
                         finite = !if problem.values_as_they_lie() {
+                            let values = if one_row {
+                                &keys[block % in_flight]
+                            } else {
+                                &values
+                            };
                             isa.pack_v::<D_V>(values.as_slice(), 0, next.as_slice(), v)
                         } else {
                             widen_and_pack::<I, D_V>(isa, group, range.clone(), l0b, v)
@@ -459,6 +476,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                         rows.gather(memory[..range.len()].iter().map(|row| &row[..D_V]));
                         &rows
                     }
+                    _ if one_row => &keys[block % in_flight],
                     _ => &values,
                 };
                 let left = if direct || reuse {
@@ -610,10 +628,8 @@ fn finish<I: Isa>(
         };
         // A row without a sum has seen no key, or none with a score above -inf.
         let seen = sum != 0.0;
-        if seen {
-            for o in o.iter_mut() {
-                o[r].iter_mut().for_each(|x| *x *= factor);
-            }
+        if seen && factor != 1.0 {
+            o.iter_mut().for_each(|o| isa.scale(&mut o[r], factor));
         }
         partial.exponent[row] = if seen { exponent } else { f32::NEG_INFINITY };
         partial.sum[row] = sum;

@@ -237,6 +237,11 @@ pub trait Isa: Copy {
     /// partial results over different keys are put together.
     fn fold(self, x: &mut [f32], dx: Increment, y: &[f32], dy: Increment);
 
+    /// Multiplies every element by `factor`.
+    fn scale(self, xs: &mut [f32], factor: f32) {
+        shared::scale(xs, factor);
+    }
+
     /// `o[strip][row] += factor * value`, over the strips of one row.
     fn axpy(self, factor: f32, value: &[bf16], o: &mut [OStrip], row: usize);
 

@@ -329,6 +329,7 @@ pub fn decode(
                 group: &group,
                 options,
                 tiles,
+                packed: split > 0,
                 partial: Partial::view(memory, d_v),
             })?;
             if split > 0 {
@@ -340,7 +341,11 @@ pub fn decode(
             }
         }
         let group = cut.group(problem, request, head, g, 0);
-        write(&group, &Partial::view(total, d_v), &mut output);
+        options.backend.with(Write {
+            group: &group,
+            total: &mut Partial::view(total, d_v),
+            output: &mut output,
+        });
         Ok(())
     })
 }
@@ -433,13 +438,17 @@ fn run_checked(
             checked = Some(request);
         }
     }
+    let mut before: Option<Group<'_>> = None;
     for (task, partial) in tasks.zip(partials.chunks_mut(each)) {
+        let group = plan.locate(problem, task);
         options.backend.with(Task {
-            group: &plan.locate(problem, task),
+            group: &group,
             options,
             tiles: &mut workspace.tiles,
+            packed: before.is_some_and(|before| before.same_rows(&group)),
             partial: Partial::view(partial, problem.shape.d_v),
         })?;
+        before = Some(group);
     }
     Ok(())
 }
@@ -481,7 +490,11 @@ pub fn combine(
                 rows: group.rows.len(),
             });
         }
-        write(&group, &total, &mut output);
+        Backend::detect().with(Write {
+            group: &group,
+            total: &mut total,
+            output: &mut output,
+        });
         Ok(())
     })
 }
@@ -517,45 +530,61 @@ impl Visitor for Fold<'_, '_> {
 }
 
 /// Normalises and writes the rows of a group (Algorithm 2 line 20).
-fn write(group: &Group<'_>, partial: &Partial<'_>, output: &mut Output<'_>) {
-    let problem = group.problem;
-    let shape = &problem.shape;
-    let strips = shape.d_v / STRIP;
-    for row in 0..group.rows.len() {
-        let (j, h) = group.position(row);
-        let [b, token] = problem.token(group.request, j);
-        let (exponent, sum) = (partial.exponent[row], partial.sum[row]);
-        let empty = !problem.sees_any(group.request, j);
-        let log2 = log2_sum(exponent, sum);
-        let [s0, s1, s2] = output.lse_strides;
-        output.lse[b * s0 + h * s1 + token * s2] = if empty {
-            output.lse_format.empty.value()
-        } else {
-            lse(log2, output.lse_format.base)
-        };
-        // A row that sees keys, all of them with a score of -inf, is 0 / 0 as in
-        // the definition.
-        let inverse = if empty { 0.0 } else { sum.recip() };
-        let inverse = match problem.sink {
-            Some(sink) => with_sink(inverse, log2, sink[h]),
-            None => inverse,
-        };
-        let (panel, r) = (row / PANEL_ROWS, row % PANEL_ROWS);
-        let [s0, s1, s2] = output.o_strides;
-        let start = b * s0 + token * s1 + h * s2;
-        for (i, strip) in partial.o[panel * strips..][..strips].iter().enumerate() {
-            let at = start + i * STRIP..start + (i + 1) * STRIP;
-            let row = strip[r].iter().map(|x| x * inverse);
-            match &mut output.o {
-                Elements::F32(o) => o[at].iter_mut().zip(row).for_each(|(o, x)| *o = x),
-                Elements::Bf16(o) => {
-                    for (o, x) in o[at].iter_mut().zip(row) {
-                        *o = bf16::from_bits(bf16_round(x));
+struct Write<'a, 'b, 'c> {
+    group: &'a Group<'a>,
+    total: &'a mut Partial<'b>,
+    output: &'a mut Output<'c>,
+}
+
+impl Visitor for Write<'_, '_, '_> {
+    type Output = ();
+
+    fn visit<I: Isa>(self, isa: I) {
+        let Self {
+            group,
+            total,
+            output,
+        } = self;
+        let problem = group.problem;
+        let shape = &problem.shape;
+        let strips = shape.d_v / STRIP;
+        for row in 0..group.rows.len() {
+            let (j, h) = group.position(row);
+            let [b, token] = problem.token(group.request, j);
+            let (exponent, sum) = (total.exponent[row], total.sum[row]);
+            let empty = !problem.sees_any(group.request, j);
+            let log2 = log2_sum(exponent, sum);
+            let [s0, s1, s2] = output.lse_strides;
+            output.lse[b * s0 + h * s1 + token * s2] = if empty {
+                output.lse_format.empty.value()
+            } else {
+                lse(log2, output.lse_format.base)
+            };
+            // A row that sees keys, all of them with a score of -inf, is 0 / 0 as in
+            // the definition.
+            let inverse = if empty { 0.0 } else { sum.recip() };
+            let inverse = match problem.sink {
+                Some(sink) => with_sink(inverse, log2, sink[h]),
+                None => inverse,
+            };
+            let (panel, r) = (row / PANEL_ROWS, row % PANEL_ROWS);
+            let [s0, s1, s2] = output.o_strides;
+            let start = b * s0 + token * s1 + h * s2;
+            for (i, strip) in total.o[panel * strips..][..strips].iter_mut().enumerate() {
+                let at = start + i * STRIP..start + (i + 1) * STRIP;
+                let row = &mut strip[r];
+                isa.scale(row, inverse);
+                match &mut output.o {
+                    Elements::F32(o) => o[at].copy_from_slice(row),
+                    Elements::Bf16(o) => {
+                        for (o, x) in o[at].iter_mut().zip(row) {
+                            *o = bf16::from_bits(bf16_round(*x));
+                        }
                     }
-                }
-                Elements::F16(o) => {
-                    for (o, x) in o[at].iter_mut().zip(row) {
-                        *o = f16::from_f32(x);
+                    Elements::F16(o) => {
+                        for (o, x) in o[at].iter_mut().zip(row) {
+                            *o = f16::from_f32(*x);
+                        }
                     }
                 }
             }

@@ -148,6 +148,11 @@ impl Isa for Avx512Bf16 {
         unsafe { fold(self.zmm, x, dx, y, dy) }
     }
 
+    fn scale(self, xs: &mut [f32], factor: f32) {
+        // SAFETY: the token proves the features.
+        unsafe { scale(xs, factor) }
+    }
+
     fn axpy(self, factor: f32, value: &[bf16], o: &mut [OStrip], row: usize) {
         // SAFETY: the token proves the features.
         unsafe { axpy(factor, value, o, row) }
@@ -396,6 +401,11 @@ fn rescale(zmm: Zmm, xs: &mut [f32], increment: Increment) {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn fold(zmm: Zmm, x: &mut [f32], dx: Increment, y: &[f32], dy: Increment) {
     simd::fold(zmm, x, dx, y, dy);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn scale(xs: &mut [f32], factor: f32) {
+    shared::scale(xs, factor);
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]

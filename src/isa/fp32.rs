@@ -836,6 +836,15 @@ macro_rules! backend {
                 unsafe { run(self, x, dx, y, dy) }
             }
 
+            fn scale(self, xs: &mut [f32], factor: f32) {
+                $(#[target_feature(enable = $features)])?
+                fn run(xs: &mut [f32], factor: f32) {
+                    shared::scale(xs, factor);
+                }
+                // SAFETY: the token proves the features.
+                unsafe { run(xs, factor) }
+            }
+
             fn axpy(self, factor: f32, value: &[bf16], o: &mut [OStrip], row: usize) {
                 $(#[target_feature(enable = $features)])?
                 fn run(factor: f32, value: &[bf16], o: &mut [OStrip], row: usize) {

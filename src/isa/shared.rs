@@ -29,6 +29,14 @@ pub fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &mut QPa
     }
 }
 
+/// [`super::Isa::scale`], compiled with the caller's features.
+#[inline(always)]
+pub fn scale(xs: &mut [f32], factor: f32) {
+    for x in xs {
+        *x *= factor;
+    }
+}
+
 /// Folds two partial results: [`super::Isa::fold`].
 #[inline(always)]
 pub fn fold(x: &mut [f32], dx: Increment, y: &[f32], dy: Increment) {
