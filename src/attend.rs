@@ -2,7 +2,8 @@
 //! everything else serves it.
 //!
 //! One task attends a group of up to 256 query rows (heads x positions of one
-//! request) to a range of keys. Keys come in blocks of 192, rows in panels of 64;
+//! request) to a range of keys. Keys come in blocks of 192, rows in panels of 64 (fewer, where
+//! tiles are small);
 //! an item `i` is one panel of one block, `block = i / panels`.
 //!
 //! ```text
@@ -215,7 +216,7 @@ impl<'a> Group<'a> {
             let end = self
                 .panel_rows(panel)
                 .min((j + 1) * problem.shape.group() - self.rows.start - panel * PANEL_ROWS);
-            let rows = u64::MAX >> (PANEL_ROWS - (end - r)) << r;
+            let rows = u64::MAX >> (u64::BITS as usize - (end - r)) << r;
             let visible = problem.visible(self.request, j);
             partial |= visible.start > keys.start || visible.end < keys.end;
             for (k, mask) in keys.clone().zip(&mut *mask) {

@@ -191,7 +191,7 @@ impl<'a> Stages<'a> {
             Reference::First => *state = RowState::START,
             Reference::Stays | Reference::Moves => {
                 // A block's sum is at most that of P = 1 for every key.
-                state.sum = [HISTORY * 192.0; ROWS];
+                state.sum = [HISTORY * BLOCK_KEYS as f32; ROWS];
                 state.rounded_sum = state.sum;
             }
         }

@@ -18,6 +18,9 @@
 //! which is how the block size follows from the budget (`docs/adr/0002`); where V isn't
 //! packed, keys that had to be widened, and so may free Q/P buffers (`docs/adr/0011`).
 //!
+//! **Small tiles.** Built with `--cfg amla_tiles="small"`, all this takes 161 KiB instead: one
+//! panel of 16 rows, blocks of 24 keys (`docs/adr/0017`).
+//!
 //! **Pairs.** The BF16 dot instructions multiply two neighbouring elements per
 //! 32-bit lane, so operands are stored as pairs in a `u32`: the element of even
 //! index in the low half. Q pairs two features, P and V pair two keys.
@@ -50,14 +53,19 @@ pub mod ascend {
     pub const BASE_K: usize = 96;
 }
 
-/// Query rows of a panel: four vectors of 16 FP32 lanes.
-pub const PANEL_ROWS: usize = 64;
+/// Whether this is a build for processors with little memory: `--cfg amla_tiles="small"`.
+const SMALL: bool = cfg!(amla_tiles = "small");
+/// Keys of the largest register tile of C1; every other one is a divisor.
+const TILE_KEYS: usize = 24;
+
+/// Query rows of a panel: four vectors of 16 FP32 lanes, or one.
+pub const PANEL_ROWS: usize = if SMALL { 16 } else { 64 };
 /// Panels that one task holds.
-pub const PANELS: usize = ascend::QP_BUFFERS;
-/// Query rows that one task holds: the paper's M.
+pub const PANELS: usize = if SMALL { 1 } else { ascend::QP_BUFFERS };
+/// Query rows that one task holds: the paper's M, unless tiles are small.
 pub const GROUP_ROWS: usize = PANELS * PANEL_ROWS;
 /// Keys of a block.
-pub const BLOCK_KEYS: usize = 192;
+pub const BLOCK_KEYS: usize = if SMALL { TILE_KEYS } else { 192 };
 /// Key pairs of a block.
 pub const BLOCK_PAIRS: usize = BLOCK_KEYS / 2;
 /// Widest query.
@@ -86,8 +94,9 @@ pub type STile = Tile<f32, BLOCK_KEYS, PANEL_ROWS>;
 pub type PTile = Tile<u32, BLOCK_PAIRS, PANEL_ROWS>;
 /// Half of the probabilities of one block and panel in FP32: key pairs x keys x rows.
 pub type PTileWhole = [[[f32; PANEL_ROWS]; 2]; BLOCK_PAIRS / 2];
-/// An operand widened to FP32: 96 deep.
-pub type Widened = Tile<f32, BLOCK_PAIRS, PANEL_ROWS>;
+/// An operand widened to FP32, 96 deep: a panel's rows, or the keys of a register tile.
+pub type Widened = Tile<f32, { ascend::BASE_K }, WIDENED_ROWS>;
+const WIDENED_ROWS: usize = if SMALL { TILE_KEYS } else { PANEL_ROWS };
 /// Rows of one block, or queries of a panel, as the kernel wants them.
 pub type RowTile = [[bf16; MAX_D_QK]; BLOCK_KEYS];
 /// O accumulators of one panel and strip: rows x columns.
@@ -96,8 +105,8 @@ pub type OStrip = [[f32; STRIP]; PANEL_ROWS];
 /// L1: Q of the group, V of the block.
 #[repr(C, align(64))]
 pub struct L1 {
-    /// The four Q/P buffers.
-    pub q: [QPanel; ascend::QP_BUFFERS],
+    /// The Q/P buffers.
+    pub q: [QPanel; PANELS],
     /// The three K/V buffers.
     pub v: [VBuffer; ascend::KV_BUFFERS],
 }
@@ -114,7 +123,7 @@ pub struct L0a {
 }
 
 impl L0a {
-    /// P as it is, 96 keys x rows in either half. Of each pair of keys the odd one comes
+    /// P as it is, half of the keys x rows in either. Of each pair of keys the odd one comes
     /// first, which is the order of the sums.
     #[must_use]
     pub fn whole(&self) -> [&PTileWhole; 2] {
@@ -155,15 +164,23 @@ pub struct RowState {
 }
 
 impl RowState {
+    /// All zeros, which is no state of a row.
+    const ZERO: Self = Self {
+        reference: [0.0; PANEL_ROWS],
+        sum: [0.0; PANEL_ROWS],
+        rounded_sum: [0.0; PANEL_ROWS],
+        c: [0.0; PANEL_ROWS],
+        increment: [0; PANEL_ROWS],
+        factor: [0.0; PANEL_ROWS],
+        peaks: [Peaks::EMPTY; PANEL_ROWS],
+    };
+
     /// Before the first block.
     pub const START: Self = Self {
         reference: [f32::NEG_INFINITY; PANEL_ROWS],
-        sum: [0.0; PANEL_ROWS],
-        rounded_sum: [0.0; PANEL_ROWS],
         c: [1.0; PANEL_ROWS],
-        increment: [0; PANEL_ROWS],
         factor: [1.0; PANEL_ROWS],
-        peaks: [Peaks::EMPTY; PANEL_ROWS],
+        ..Self::ZERO
     };
 }
 
@@ -189,7 +206,8 @@ pub struct Tiles {
 /// each row.
 pub const MAX_PARTIAL: usize = GROUP_ROWS * (MAX_D_V + 2);
 
-/// The memory that one thread works in: about 1.9 MiB, 64-byte aligned.
+/// The memory that one thread works in: about 1.9 MiB (161 KiB with small tiles), 64-byte
+/// aligned.
 ///
 /// It holds nothing between calls. Make one with [`Workspace::new`] (for a
 /// `static`), or on the heap with `bytemuck::zeroed_box`, or view bytes as one
@@ -202,7 +220,7 @@ pub struct Workspace {
 }
 
 impl Workspace {
-    /// Zeroed memory.
+    /// Zeroed memory: a `static` of it takes no room in the program's file.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -217,7 +235,7 @@ impl Workspace {
                 },
                 l0b: [Tile([[0.0; _]; _]); _],
                 l0c: [Tile([[0.0; _]; _]); _],
-                ub: [RowState::START; _],
+                ub: [RowState::ZERO; _],
                 gm: [[bf16::ZERO; _]; _],
             },
             partials: [[0.0; _]; _],
@@ -235,26 +253,29 @@ const _: () = {
     use core::mem::{align_of, size_of};
     // The paper's figures: seven buffers of 72 KiB within L1 ...
     assert!((ascend::QP_BUFFERS + ascend::KV_BUFFERS) * ascend::L1_BUFFER <= ascend::L1);
-    // ... of which ours fill each to the byte.
-    assert!(size_of::<QPanel>() == ascend::L1_BUFFER);
-    assert!(size_of::<VBuffer>() == ascend::L1_BUFFER);
-    assert!(size_of::<L1>() == (ascend::QP_BUFFERS + ascend::KV_BUFFERS) * ascend::L1_BUFFER);
+    // ... of which ours fill each to the byte, and a group has the paper's rows.
+    if !SMALL {
+        assert!(size_of::<QPanel>() == ascend::L1_BUFFER);
+        assert!(size_of::<VBuffer>() == ascend::L1_BUFFER);
+        assert!(size_of::<L1>() == (ascend::QP_BUFFERS + ascend::KV_BUFFERS) * ascend::L1_BUFFER);
+        assert!(GROUP_ROWS == ascend::M);
+    }
     // L0 and UB: each half within its half.
     assert!(size_of::<PTile>() <= ascend::L0A / 2 && size_of::<L0a>() <= ascend::L0A);
     assert!(size_of::<Widened>() <= ascend::L0B / 2 && size_of::<L0b>() <= ascend::L0B);
     assert!(size_of::<STile>() <= ascend::L0C / 2 && size_of::<L0c>() <= ascend::L0C);
     assert!(size_of::<[RowState; PANELS]>() <= ascend::UB);
-    assert!(GROUP_ROWS == ascend::M);
-    assert!(size_of::<Workspace>() <= 2 << 20);
+    // Small: of 256 KiB, a third is left for the host.
+    assert!(size_of::<Workspace>() <= if SMALL { 164 << 10 } else { 2 << 20 });
     assert!(align_of::<Workspace>() == 64);
     // No padding anywhere, so that the workspace is plain memory.
     assert!(size_of::<QPanel>() == 4 * MAX_D_QK / 2 * PANEL_ROWS);
     assert!(size_of::<VStrip>() == 4 * BLOCK_PAIRS * STRIP);
     assert!(size_of::<STile>() == 4 * BLOCK_KEYS * PANEL_ROWS);
     assert!(size_of::<PTile>() == 4 * BLOCK_PAIRS * PANEL_ROWS);
-    assert!(size_of::<Widened>() == 4 * BLOCK_PAIRS * PANEL_ROWS);
+    assert!(size_of::<Widened>() == 4 * ascend::BASE_K * WIDENED_ROWS);
     assert!(size_of::<L0a>() == 2 * size_of::<PTile>());
-    assert!(size_of::<L1>() == 4 * size_of::<QPanel>() + 9 * size_of::<VStrip>());
+    assert!(size_of::<L1>() == PANELS * size_of::<QPanel>() + 9 * size_of::<VStrip>());
     assert!(size_of::<RowState>() == PANEL_ROWS * (6 * 4 + size_of::<Peaks>()));
     assert!(
         size_of::<Tiles>()
@@ -268,6 +289,12 @@ const _: () = {
     assert!(size_of::<Workspace>() == size_of::<Tiles>() + 2 * 4 * MAX_PARTIAL);
     // V of the widest value fits into the K/V buffers, strip by strip.
     assert!(MAX_D_V / STRIP <= ascend::KV_BUFFERS * BUFFER_STRIPS);
-    // A block is whole in every register tile: 24, 12, 8 or 6 keys.
-    assert!(BLOCK_KEYS.is_multiple_of(24));
+    // A block is whole in every register tile: 24, 12, 8, 6 or 4 keys; and so is either half
+    // of it in pairs.
+    assert!(BLOCK_KEYS.is_multiple_of(TILE_KEYS) && BLOCK_PAIRS.is_multiple_of(2));
+    // L0B holds each operand: Q's depth of 96, a register tile's keys, half a block of a strip.
+    assert!(WIDENED_ROWS >= PANEL_ROWS && WIDENED_ROWS >= TILE_KEYS);
+    assert!(BLOCK_PAIRS * STRIP <= ascend::BASE_K * WIDENED_ROWS);
+    // What is put together is a block's keys or a panel's queries.
+    assert!(BLOCK_KEYS >= PANEL_ROWS);
 };

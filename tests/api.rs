@@ -8,6 +8,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use amla::tile::GROUP_ROWS;
 use amla::{
     Argument, Backend, BackendId, Data, Elements, Error, Lse, Options, Output, Plan, Precision,
     Problem, Rescale, SUPPORTED_DIMS, Shape, Tensor, Workspace, combine, decode, reference,
@@ -1497,7 +1498,7 @@ fn tasks_in_any_order(backend: Backend) {
     // Several row groups.
     let mut groups = one_cache(2, 3, 1100, 129);
     groups.lens = Some(vec![1100, 400]);
-    cases.push((groups, 2 * (2 + 1)));
+    cases.push((groups, (3_usize * 129).div_ceil(GROUP_ROWS) * (2 + 1)));
     for (case, tasks) in &cases {
         let mut problem = case.problem();
         problem.kv.strides[0] = 0;

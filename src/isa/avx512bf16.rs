@@ -41,8 +41,8 @@ use crate::tile::{
     VBuffer, ascend,
 };
 
-/// Vectors across a panel's rows, or a strip's columns.
-const VECTORS: usize = PANEL_ROWS / LANES;
+/// Vectors across a strip's columns.
+const VECTORS: usize = STRIP / LANES;
 /// Feature pairs of one visit to the Q panel.
 const PAIRS_K: usize = ascend::BASE_K / 2;
 

@@ -1,11 +1,11 @@
 //! C1 and C2 for backends that multiply in FP32, over any vectors: the operands of a
 //! 64 x 64 x 96 step are widened into L0B, and one register tile does both.
 //!
-//! The depth of 96 is the paper's baseK in C1. Of each pair the odd element comes
-//! first, as the dot instructions have it: S is then the same to the bit. The operand
-//! across the lanes is widened by the first tile that needs it, on its way through the
-//! registers, and used 64 times; the other one a few rows at a time, so that
-//! out-of-order execution hides it behind the tile before.
+//! The depth of 96 is the paper's baseK in C1, and half a block's keys in C2; small tiles have
+//! fewer rows and keys. Of each pair the odd element comes first, as the dot instructions have it:
+//! S is then the same to the bit. The operand across the lanes is widened by the first tile that
+//! needs it, on its way through the registers, and used 64 times; the other one a few rows at a
+//! time, so that out-of-order execution hides it behind the tile before.
 #![allow(unsafe_code, reason = "loads of single numbers within a register tile")]
 #![allow(
     clippy::needless_range_loop,
@@ -25,10 +25,12 @@ use crate::tile::{
     BLOCK_PAIRS, L0a, L0b, OStrip, PANEL_ROWS, PTileWhole, STRIP, STile, VBuffer, Widened, ascend,
 };
 
-/// Pairs of one step.
+/// Pairs of one step of C1.
 const PAIRS: usize = ascend::BASE_K / 2;
 /// Its depth, a pair of which are two.
 const DEPTH: usize = 2 * PAIRS;
+/// Pairs of one step of C2: half of a block's.
+const KEY_PAIRS: usize = BLOCK_PAIRS / 2;
 
 /// The operand of which single numbers meet whole vectors: that of the tile's row `m` and
 /// element `h` (the odd one first) of pair `p` lies at `m * ROW + p * PAIR + h * HALF`.
@@ -44,6 +46,8 @@ pub const fn step(rows: usize, asking: usize) -> usize {
 type Keys<'a> = Single<'a, DEPTH, 1, PAIRS>;
 /// C2: P, keys x rows.
 type Probabilities<'a> = Single<'a, 1, { 2 * PANEL_ROWS }, PANEL_ROWS>;
+/// The operand across the lanes, widened: of each pair the odd element's row first.
+type Operand<const WIDTH: usize, const PAIRS: usize> = [[[f32; WIDTH]; 2]; PAIRS];
 
 /// The operand across the lanes before it is widened, by pairs.
 trait Narrow<S: Simd> {
@@ -171,14 +175,16 @@ fn tile<
     const ROW: usize,
     const PAIR: usize,
     const HALF: usize,
+    const WIDTH: usize,
+    const PAIRS: usize,
 >(
     simd: S,
     a: &Single<'_, ROW, PAIR, HALF>,
     narrow: &impl Narrow<S>,
-    b: &mut [[[f32; 64]; 2]; PAIRS],
+    b: &mut Operand<WIDTH, PAIRS>,
     column: usize,
     start: Start<'_>,
-    c: &mut [[f32; 64]],
+    c: &mut [[f32; WIDTH]],
     ahead: &mut Ahead<'_>,
 ) -> bool {
     let (c, next) = c.split_at_mut(M);
@@ -191,7 +197,7 @@ fn tile<
         }
     }
     let first = column / S::LANES;
-    assert!(first + N <= 64 / S::LANES && narrow.pairs() <= PAIRS);
+    assert!(first + N <= WIDTH / S::LANES && narrow.pairs() <= PAIRS);
     assert!(a.0.len() > (M - 1) * ROW + (PAIRS - 1) * PAIR + HALF);
     if let Start::Rescale(increment) = start {
         // In L1, not in the accumulators: those must be indexed by constants alone to stay in
@@ -212,12 +218,13 @@ fn tile<
         for step in (0..pairs).step_by(STEP) {
             ahead.step(simd);
             let some = step..pairs.min(step + STEP);
-            accumulate::<S, M, N, FIRST, ROW, PAIR, HALF>(
+            accumulate::<S, M, N, FIRST, ROW, PAIR, HALF, _, _>(
                 simd, a, narrow, b, first, some, &mut acc,
             );
         }
     } else {
-        accumulate::<S, M, N, FIRST, ROW, PAIR, HALF>(
+        ahead.step(simd);
+        accumulate::<S, M, N, FIRST, ROW, PAIR, HALF, _, _>(
             simd,
             a,
             narrow,
@@ -261,11 +268,13 @@ fn accumulate<
     const ROW: usize,
     const PAIR: usize,
     const HALF: usize,
+    const WIDTH: usize,
+    const PAIRS: usize,
 >(
     simd: S,
     a: &Single<'_, ROW, PAIR, HALF>,
     narrow: &impl Narrow<S>,
-    b: &mut [[[f32; 64]; 2]; PAIRS],
+    b: &mut Operand<WIDTH, PAIRS>,
     first: usize,
     pairs: Range<usize>,
     acc: &mut [[S::F32; N]; M],
@@ -313,7 +322,7 @@ pub fn qk<S: Simd, const KEYS: usize, const N: usize, const STEP: usize>(
     let tiles = keys.len().div_ceil(KEYS) * rows.div_ceil(N * S::LANES);
     let ahead = &mut Ahead::of(next, tiles * q.len() / STEP);
     let [a, b] = scratch;
-    let (a, b) = (a.0.as_flattened_mut(), halves(b));
+    let (a, b) = (a.0.as_flattened_mut(), operand(b));
     let (whole, rest) = q.as_chunks::<PAIRS>();
     for (step, q) in whole.iter().enumerate() {
         let feature = step * DEPTH;
@@ -337,7 +346,7 @@ fn qk_step<S: Simd, const KEYS: usize, const N: usize, const STEP: usize, const 
     keys: &[&[bf16]],
     feature: usize,
     a: &mut [f32],
-    b: &mut [[[f32; 64]; 2]; PAIRS],
+    b: &mut Operand<PANEL_ROWS, PAIRS>,
     s: &mut STile,
     ahead: &mut Ahead<'_>,
 ) {
@@ -364,11 +373,11 @@ fn qk_step<S: Simd, const KEYS: usize, const N: usize, const STEP: usize, const 
         let (a, q, s) = (&Keys::of(a), &Queries(q), &mut s.0[first..]);
         for column in (0..rows).step_by(N * S::LANES) {
             if first == 0 {
-                tile::<S, KEYS, N, true, STEP, DEPTH, 1, PAIRS>(
+                tile::<S, KEYS, N, true, STEP, DEPTH, 1, PAIRS, _, _>(
                     simd, a, q, b, column, start, s, ahead,
                 );
             } else {
-                tile::<S, KEYS, N, false, STEP, DEPTH, 1, PAIRS>(
+                tile::<S, KEYS, N, false, STEP, DEPTH, 1, PAIRS, _, _>(
                     simd, a, q, b, column, start, s, ahead,
                 );
             }
@@ -396,10 +405,15 @@ pub fn pv<S: Simd, const N: usize>(
 ) -> Left {
     assert!(values.iter().all(|row| row.len() >= o.len() * STRIP));
     let tiles = o.len() * (STRIP / S::LANES / N) * call.rows.div_ceil(HEIGHT);
-    let ahead = &mut Ahead::of(next, tiles * values.len().div_ceil(DEPTH));
-    let b = halves(&mut scratch[1]);
+    let ahead = &mut Ahead::of(next, tiles * values.len().div_ceil(2 * KEY_PAIRS));
+    let b = operand(&mut scratch[1]);
     let mut left = Left::NOTHING;
-    for (half, (p, rows)) in p.whole().into_iter().zip(values.chunks(DEPTH)).enumerate() {
+    for (half, (p, rows)) in p
+        .whole()
+        .into_iter()
+        .zip(values.chunks(2 * KEY_PAIRS))
+        .enumerate()
+    {
         for (strip, o) in o.iter_mut().enumerate() {
             let bit = 1 << strip;
             if left.all & bit != 0 {
@@ -434,7 +448,7 @@ fn pv_strip<S: Simd, const N: usize>(
     rows: usize,
     p: &PTileWhole,
     values: &Values<'_>,
-    b: &mut [[[f32; 64]; 2]; PAIRS],
+    b: &mut Operand<STRIP, KEY_PAIRS>,
     start: Start<'_>,
     o: &mut OStrip,
     ahead: &mut Ahead<'_>,
@@ -483,9 +497,9 @@ fn pv_strip<S: Simd, const N: usize>(
 
 /// Adds each row's increment to the bits of some of its vectors.
 #[inline(always)]
-fn rescale_rows<S: Simd>(
+fn rescale_rows<S: Simd, const WIDTH: usize>(
     simd: S,
-    rows: &mut [[f32; 64]],
+    rows: &mut [[f32; WIDTH]],
     increment: &[i32],
     vectors: Range<usize>,
 ) {
@@ -508,27 +522,42 @@ fn pv_tile<S: Simd, const N: usize, const FIRST: bool>(
     rows: usize,
     a: &Probabilities<'_>,
     v: &Values<'_>,
-    b: &mut [[[f32; 64]; 2]; PAIRS],
+    b: &mut Operand<STRIP, KEY_PAIRS>,
     column: usize,
     start: Start<'_>,
     o: &mut [[f32; STRIP]],
     ahead: &mut Ahead<'_>,
 ) -> bool {
+    const PAIR: usize = 2 * PANEL_ROWS;
     match rows {
-        1 => tile::<S, 1, N, FIRST, PAIRS, 1, 128, 64>(simd, a, v, b, column, start, o, ahead),
-        2 => tile::<S, 2, N, FIRST, PAIRS, 1, 128, 64>(simd, a, v, b, column, start, o, ahead),
-        3 => tile::<S, 3, N, FIRST, PAIRS, 1, 128, 64>(simd, a, v, b, column, start, o, ahead),
-        4 => tile::<S, 4, N, FIRST, PAIRS, 1, 128, 64>(simd, a, v, b, column, start, o, ahead),
-        5 => tile::<S, 5, N, FIRST, PAIRS, 1, 128, 64>(simd, a, v, b, column, start, o, ahead),
-        _ => tile::<S, 6, N, FIRST, PAIRS, 1, 128, 64>(simd, a, v, b, column, start, o, ahead),
+        1 => tile::<S, 1, N, FIRST, KEY_PAIRS, 1, PAIR, PANEL_ROWS, _, _>(
+            simd, a, v, b, column, start, o, ahead,
+        ),
+        2 => tile::<S, 2, N, FIRST, KEY_PAIRS, 1, PAIR, PANEL_ROWS, _, _>(
+            simd, a, v, b, column, start, o, ahead,
+        ),
+        3 => tile::<S, 3, N, FIRST, KEY_PAIRS, 1, PAIR, PANEL_ROWS, _, _>(
+            simd, a, v, b, column, start, o, ahead,
+        ),
+        4 => tile::<S, 4, N, FIRST, KEY_PAIRS, 1, PAIR, PANEL_ROWS, _, _>(
+            simd, a, v, b, column, start, o, ahead,
+        ),
+        5 => tile::<S, 5, N, FIRST, KEY_PAIRS, 1, PAIR, PANEL_ROWS, _, _>(
+            simd, a, v, b, column, start, o, ahead,
+        ),
+        _ => tile::<S, 6, N, FIRST, KEY_PAIRS, 1, PAIR, PANEL_ROWS, _, _>(
+            simd, a, v, b, column, start, o, ahead,
+        ),
     }
 }
 
-/// A widened operand by pairs: of each the odd element's row first.
+/// L0B's memory as an operand.
 #[inline(always)]
-fn halves(operand: &mut Widened) -> &mut [[[f32; 64]; 2]; PAIRS] {
-    const { assert!(BLOCK_PAIRS == DEPTH && PANEL_ROWS == 64 && STRIP == 64) };
-    bytemuck::cast_mut(&mut operand.0)
+fn operand<const WIDTH: usize, const PAIRS: usize>(
+    memory: &mut Widened,
+) -> &mut Operand<WIDTH, PAIRS> {
+    let numbers = &mut memory.0.as_flattened_mut()[..2 * WIDTH * PAIRS];
+    &mut bytemuck::cast_slice_mut(numbers)[0]
 }
 
 /// Widens `WIDTH` features of a key, the odd ones before the even ones.
@@ -597,8 +626,12 @@ pub fn settle<S: Simd>(simd: S, o: &mut [OStrip], rows: usize, back: bool) {
 /// [`super::Isa::prob`]
 pub fn prob(p: &L0a, k: usize, r: usize) -> f32 {
     let [first, second] = p.whole();
-    let half = if k < DEPTH { first } else { second };
-    half[k % DEPTH / 2][1 - k % 2][r]
+    let (half, k) = if k < Left::TAIL {
+        (first, k)
+    } else {
+        (second, k - Left::TAIL)
+    };
+    half[k / 2][1 - k % 2][r]
 }
 
 /// [`super::Isa::dot_loop`] with `CHAINS` independent sums.
@@ -722,7 +755,7 @@ macro_rules! backend {
                 $(#[target_feature(enable = $features)])?
                 fn run<const KEYS: usize, const VECTORS: usize, const STEP: usize>(
                     simd: $token,
-                    q: &[[u32; 64]],
+                    q: &[[u32; crate::tile::PANEL_ROWS]],
                     rows: usize,
                     keys: &Rows<'_>,
                     next: &[&[bf16]],
@@ -782,7 +815,7 @@ macro_rules! backend {
                 scratch: &mut L0b,
                 o: &mut [OStrip],
             ) -> Left {
-                let o = &mut o[..D_V / 64];
+                let o = &mut o[..D_V / crate::tile::STRIP];
                 $(#[target_feature(enable = $features)])?
                 fn few(
                     simd: $token,

@@ -129,29 +129,36 @@ fn backends() -> impl Iterator<Item = Backend> {
 }
 
 /// The shapes at which tiles have edges: `(rows, keys)`.
-const SHAPES: [(usize, usize); 15] = [
+fn shapes() -> impl Iterator<Item = (usize, usize)> {
+    let fit = |&(rows, keys): &_| rows <= PANEL_ROWS && keys <= BLOCK_KEYS;
+    SHAPES.into_iter().filter(fit)
+}
+
+const SHAPES: [(usize, usize); 17] = [
     (1, 1),
     (2, 65),
     (3, 2),
     (4, 130),
-    (5, 192),
+    (5, BLOCK_KEYS),
     (6, 64),
     (7, 33),
-    (8, 95),
+    (8, Left::TAIL - 1),
     (16, 5),
     (17, 23),
     (33, 97),
     (48, 191),
     (63, 192),
     (64, 12),
-    (64, BLOCK_KEYS),
+    (PANEL_ROWS / 2 + 1, BLOCK_KEYS / 2 + 1),
+    (PANEL_ROWS - 1, BLOCK_KEYS - 1),
+    (PANEL_ROWS, BLOCK_KEYS),
 ];
 
 #[test]
 fn scores_have_the_same_bits_everywhere_but_in_few_rows() {
     let (q, keys) = (numbers(1, 64 * MAX_D_QK), numbers(2, BLOCK_KEYS * MAX_D_QK));
     let values = numbers(3, BLOCK_KEYS * MAX_D_V);
-    for (rows, len) in SHAPES {
+    for (rows, len) in shapes() {
         for backend in backends() {
             let got = backend.with(run(&q, &keys, &values, rows, len));
             for r in 0..rows {
@@ -218,7 +225,7 @@ fn probabilities_and_sums() {
         let rows = (0..PANEL_ROWS).filter(|r| k < 7 * r % 190 && k % 5 != 0);
         *mask = rows.fold(0, |mask, r| mask | 1 << r);
     }
-    for (rows, len) in SHAPES {
+    for (rows, len) in shapes() {
         for mask in [None, Some(&mask)] {
             for precision in [Precision::Bf16, Precision::Bf16x2] {
                 for backend in backends() {
@@ -283,7 +290,7 @@ fn products_have_the_same_bits_everywhere() {
             _ => Increment::compensated(-1, 0.003).bits(),
         };
     }
-    for (rows, len) in SHAPES {
+    for (rows, len) in shapes() {
         for increment in [None, Some(&increments)] {
             for backend in backends() {
                 let got = backend.with(Run {
@@ -331,7 +338,13 @@ fn products_have_the_same_bits_everywhere() {
 fn non_finite_values_are_seen() {
     let (q, keys) = (numbers(10, MAX_D_QK), numbers(11, BLOCK_KEYS * MAX_D_QK));
     for backend in backends() {
-        for (at, len) in [(0, 1), (511, 2), (512, 2), (100 * MAX_D_V + 77, 101)] {
+        let inner = Left::TAIL + 4;
+        for (at, len) in [
+            (0, 1),
+            (511, 2),
+            (512, 2),
+            (inner * MAX_D_V + 77, inner + 1),
+        ] {
             for bad in [bf16::NAN, bf16::INFINITY, bf16::NEG_INFINITY] {
                 let mut values = numbers(12, BLOCK_KEYS * MAX_D_V);
                 values[at] = bad;
@@ -349,14 +362,22 @@ fn non_finite_values_are_seen() {
 
 #[test]
 fn strips_with_non_finite_values_are_left_alone() {
-    const LEN: usize = 101;
+    const LEN: usize = Left::TAIL + 5;
     let (q, keys) = (
         numbers(13, 64 * MAX_D_QK),
         numbers(14, BLOCK_KEYS * MAX_D_QK),
     );
     let increments = [Increment::pow2(-1).bits(); PANEL_ROWS];
-    let places = [(0, 0), (1, 63), (2, 64), (95, 300), (96, 15), (100, 511)];
-    for (backend, rows) in backends().flat_map(|b| (1..=9).chain([64]).map(move |r| (b, r))) {
+    let places = [
+        (0, 0),
+        (1, 63),
+        (2, 64),
+        (Left::TAIL - 1, 300),
+        (Left::TAIL, 15),
+        (LEN - 1, 511),
+    ];
+    let heights = (1..=9).chain([PANEL_ROWS]);
+    for (backend, rows) in backends().flat_map(|b| heights.clone().map(move |r| (b, r))) {
         let run = |values: &[bf16], len: usize| {
             backend.with(Run {
                 increment: Some(&increments),

@@ -15,10 +15,13 @@ use half::bf16;
 use super::super::ahead::Ahead;
 use super::super::simd::{Simd, even, lanes, lanes_mut, odd, split};
 use super::super::{Left, Pv, Rows, Strips};
-use crate::tile::{L0a, L0b, MAX_D_V, OStrip, QPanel, STRIP, STile};
+use crate::tile::{L0a, L0b, MAX_D_V, OStrip, PANEL_ROWS, QPanel, STRIP, STile};
 
 /// Up to so many rows these kernels beat those for panels.
 pub const FEW_ROWS: usize = 8;
+
+// A panel's memory, pairs of `PANEL_ROWS` rows, holds so many rows as FP32.
+const _: () = assert!(FEW_ROWS <= PANEL_ROWS / 2);
 
 /// Vectors of one query row, even and odd ones in turn.
 const fn vectors<S: Simd>(d_qk: usize) -> usize {
@@ -149,12 +152,13 @@ pub fn pv<S: Simd>(
     o: &mut [OStrip],
 ) -> Left {
     let values = values.as_slice();
+    let rows = scratch[0].0.as_flattened_mut().as_chunks_mut();
     let mut c2 = Few {
         simd,
         call,
         values,
         p,
-        drafts: bytemuck::cast_slice_mut(&mut scratch[0].0),
+        drafts: rows.0.as_chunks_mut().0,
         next,
     };
     let d_v = o.len() * STRIP;
