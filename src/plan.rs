@@ -65,9 +65,9 @@ impl Cut {
         splits(self.span.len()).map(move |keys| start + keys.start..start + keys.end)
     }
 
-    /// Tasks of one KV head.
+    /// Tasks of one KV head; the largest number if there are more than can be counted.
     fn tasks(&self) -> usize {
-        self.groups * self.splits().len()
+        self.groups.saturating_mul(self.splits().len())
     }
 
     /// The part of a problem that one task computes.
@@ -129,7 +129,10 @@ impl Plan {
         let (mut tasks, mut rows) = (0_usize, 0);
         for b in 0..if uniform { shape.b.min(1) } else { shape.b } {
             let cut = Cut::of(problem, problem.unit(b, 0).0);
-            tasks = tasks.saturating_add(cut.tasks().saturating_mul(shape.h_kv));
+            // Not the largest number itself, which may stand for more.
+            let left = usize::MAX - 1 - tasks;
+            in_range(Argument::HKv, shape.h_kv, 0, left / cut.tasks().max(1))?;
+            tasks += cut.tasks() * shape.h_kv;
             rows = rows.max(cut.group_rows.min(cut.rows));
         }
         let alike = [

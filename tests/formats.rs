@@ -499,7 +499,7 @@ fn merging_nothing() {
 #[test]
 fn merging_no_rows() {
     let shape = Shape {
-        b: 1 << 60,
+        b: usize::MAX / 16,
         h_q: 0,
         ..SMALL
     };
