@@ -94,6 +94,10 @@ impl<'a> Row<'a> {
     /// Nothing.
     pub(crate) const EMPTY: Self = Self::Bf16(&[]);
 
+    #[cfg_attr(
+        not(all(target_arch = "x86_64", target_feature = "sse2")),
+        allow(dead_code, reason = "for backends of other processors")
+    )]
     /// What is behind the first `columns`, all those in FP8: the BF16 ones.
     pub(crate) fn behind(&self, columns: usize) -> Self {
         match *self {

@@ -24,13 +24,15 @@ mod simd;
 mod tests;
 mod v1;
 
-#[cfg(target_arch = "x86_64")]
+// A build without SSE2 is for code that may not touch vector registers at all, a kernel's, and the
+// compiler has no way to pass vectors there.
+#[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
 mod avx2;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
 mod avx512;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
 mod avx512bf16;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
 mod zmm;
 
 use half::bf16;
@@ -287,7 +289,7 @@ impl BackendId {
 
     /// Whether this processor runs an earlier one faster.
     fn outrun(self) -> bool {
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
         if self == Self::Avx512Bf16 {
             return detect::slow_bf16_dots();
         }
@@ -297,13 +299,13 @@ impl BackendId {
     fn available(self) -> bool {
         match self {
             Self::Portable => true,
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
             Self::Avx2 => avx2::Avx2::new().is_some(),
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
             Self::Avx512 => zmm::Zmm::new().is_some(),
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
             Self::Avx512Bf16 => avx512bf16::Avx512Bf16::new().is_some(),
-            #[cfg(not(target_arch = "x86_64"))]
+            #[cfg(not(all(target_arch = "x86_64", target_feature = "sse2")))]
             Self::Avx2 | Self::Avx512 | Self::Avx512Bf16 => false,
         }
     }
@@ -376,7 +378,7 @@ impl Backend {
     /// Calls `visitor` with the backend's token; the selection happens here,
     /// once per call of the library.
     pub(crate) fn with<V: Visitor>(self, visitor: V) -> V::Output {
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
         match self.0 {
             BackendId::Avx512Bf16 => {
                 if let Some(isa) = avx512bf16::Avx512Bf16::new() {

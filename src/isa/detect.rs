@@ -1,10 +1,10 @@
 //! What this processor can do, without std: CPUID and XGETBV, asked once.
 #![allow(unsafe_code, reason = "XGETBV")]
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
 pub use x86::{has_avx2, has_avx512, has_avx512_bf16, slow_bf16_dots};
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
 mod x86 {
     use core::arch::x86_64::{__cpuid_count, _xgetbv, CpuidResult};
     use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -106,7 +106,7 @@ mod x86 {
     }
 }
 
-#[cfg(all(test, target_arch = "x86_64"))]
+#[cfg(all(test, target_arch = "x86_64", target_feature = "sse2"))]
 mod tests {
     extern crate std;
 

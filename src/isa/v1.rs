@@ -50,6 +50,10 @@ impl<S: Simd> Keep<S> for Whole {
     }
 }
 
+#[cfg_attr(
+    not(all(target_arch = "x86_64", target_feature = "sse2")),
+    allow(dead_code, reason = "for backends of other processors")
+)]
 /// As pairs of BF16, by the processor's own instructions.
 pub trait Rounding<S: Simd>: Copy {
     /// Two keys' probabilities, rounded to nearest even, as pairs; NaN stays NaN.
@@ -58,6 +62,10 @@ pub trait Rounding<S: Simd>: Copy {
     fn add(self, simd: S, sum: S::F32, pairs: S::I32) -> S::F32;
 }
 
+#[cfg_attr(
+    not(all(target_arch = "x86_64", target_feature = "sse2")),
+    allow(dead_code, reason = "for backends of other processors")
+)]
 /// Rounded.
 #[derive(Clone, Copy)]
 pub struct Pairs<R>(pub R);
