@@ -31,7 +31,7 @@ const COMMON: &[&str] = &[
 ];
 
 /// Where unsafe code may stand.
-const UNSAFE: &[&str] = &["src/isa/", "ffi/"];
+const UNSAFE: &[&str] = &["src/isa/", "ffi/", "examples/bare-metal/"];
 
 const DEPENDENCIES: &[&str] = &["bytemuck", "half", "libm", "wide"];
 
