@@ -62,6 +62,8 @@ use crate::tile::{
 const FEW_ROWS: usize = 16;
 /// Where C1 asks for keys, so many are on their way before the one it computes on.
 const LEAD: usize = 16;
+/// Up to so many rows C2 asks too: with more, C1 alone has the time for it.
+const BOTH_ROWS: usize = 8;
 /// Keys that one C2 asks for beyond those, so that memory isn't idle meanwhile. C1
 /// asks for so many fewer.
 const AHEAD: usize = 64;
@@ -377,8 +379,9 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
         && (0..in_flight).all(|slot| row_memory(slot, gm, &mut l1.v, spare_q).is_some());
     let slot = |block: usize| if reuse { block % in_flight } else { 0 };
     let few = group.rows.len() <= FEW_ROWS;
-    // Whether C1 and C2 both ask for keys, or C2 alone.
-    let both = direct && group.rows.len() <= I::ASKING_ROWS;
+    // Who asks for keys: C1, with few rows both, or C2 alone.
+    let c1_asks = direct && group.rows.len() <= I::ASKING_ROWS;
+    let both = c1_asks && group.rows.len() <= BOTH_ROWS;
     let mut asked = group.keys.start + LEAD;
     let mut mask = [0; BLOCK_KEYS];
     let (mut finite, mut all_finite) = (true, true);
@@ -394,7 +397,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                         keys.clear();
                         problem.each_key(request, head, range.clone(), |row| keys.push(row));
                     }
-                    if both {
+                    if c1_asks {
                         group.ahead(range.end + LEAD, &mut asked, &mut next);
                     }
                 }
@@ -445,7 +448,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     }
                     if both {
                         group.ahead(asked + AHEAD, &mut asked, &mut next);
-                    } else if few {
+                    } else if few && !c1_asks {
                         // C1 is two items ahead, as the schedule has it.
                         let end = range.end + (SCORE_TILES + 1) * BLOCK_KEYS;
                         group.ahead(end, &mut asked, &mut next);

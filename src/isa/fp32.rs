@@ -223,7 +223,6 @@ fn tile<
             );
         }
     } else {
-        ahead.step(simd);
         accumulate::<S, M, N, FIRST, ROW, PAIR, HALF, _, _>(
             simd,
             a,
@@ -399,13 +398,11 @@ pub fn pv<S: Simd, const N: usize>(
     call: &Pv<'_>,
     p: &L0a,
     values: &[&[bf16]],
-    next: &[&[bf16]],
     scratch: &mut L0b,
     o: &mut [OStrip],
 ) -> Left {
     assert!(values.iter().all(|row| row.len() >= o.len() * STRIP));
-    let tiles = o.len() * (STRIP / S::LANES / N) * call.rows.div_ceil(HEIGHT);
-    let ahead = &mut Ahead::of(next, tiles * values.len().div_ceil(2 * KEY_PAIRS));
+    let nothing = &mut Ahead::of(&[], 0);
     let b = operand(&mut scratch[1]);
     let mut left = Left::NOTHING;
     for (half, (p, rows)) in p
@@ -425,7 +422,7 @@ pub fn pv<S: Simd, const N: usize>(
                 Some(increment) => Start::Rescale(increment),
                 None => Start::Zero,
             };
-            if !pv_strip::<S, N>(simd, call.rows, p, &values, b, start, o, ahead) {
+            if !pv_strip::<S, N>(simd, call.rows, p, &values, b, start, o, nothing) {
                 let left = if half == 0 {
                     &mut left.all
                 } else {
@@ -834,19 +831,18 @@ macro_rules! backend {
                     call: &Pv<'_>,
                     p: &L0a,
                     values: &Rows<'_>,
-                    next: &[&[bf16]],
                     scratch: &mut L0b,
                     o: &mut [OStrip],
                 ) -> Left {
                     let values = values.as_slice();
-                    fp32::pv::<_, $columns>(simd, call, p, values, next, scratch, o)
+                    fp32::pv::<_, $columns>(simd, call, p, values, scratch, o)
                 }
                 // SAFETY: the token proves the features.
                 unsafe {
                     if call.rows <= fp32::few::FEW_ROWS {
                         few(self, call, p, values, next, scratch, o)
                     } else {
-                        run(self, call, p, values, next, scratch, o)
+                        run(self, call, p, values, scratch, o)
                     }
                 }
             }
