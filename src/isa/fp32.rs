@@ -166,6 +166,7 @@ enum Start<'a> {
 /// `N` vectors from `column` on. With `FIRST` it widens `b` from the narrow operand and tells
 /// whether all that it added up is finite.
 #[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "inlined everywhere")]
 fn tile<
     S: Simd,
     const M: usize,
@@ -440,6 +441,7 @@ const HEIGHT: usize = 6;
 
 /// One strip and half of the keys; `false`, and O as it was, if V isn't finite.
 #[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "inlined everywhere")]
 fn pv_strip<S: Simd, const N: usize>(
     simd: S,
     rows: usize,
