@@ -513,7 +513,7 @@ fn widen_and_pack<I: Isa, const D_V: usize>(
     v: &mut [VBuffer; 3],
 ) -> bool {
     let memory: &mut [bf16] = bytemuck::cast_slice_mut(l0b[0].0.as_flattened_mut());
-    let at_once = memory.len() / D_V / 2 * 2;
+    let at_once = memory.len() / D_V / 4 * 4;
     let mut non_finite = false;
     for first in (0..keys.len()).step_by(at_once) {
         let some = keys.start + first..keys.end.min(keys.start + first + at_once);

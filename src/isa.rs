@@ -24,6 +24,8 @@ mod simd;
 mod tests;
 mod v1;
 
+#[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
+mod asimd;
 // A build without SSE2 is for code that may not touch vector registers at all, a kernel's, and the
 // compiler has no way to pass vectors there.
 #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
@@ -32,6 +34,10 @@ mod avx2;
 mod avx512;
 #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
 mod avx512bf16;
+#[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
+mod neon;
+#[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
+mod neonbf16;
 #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
 mod zmm;
 
@@ -163,7 +169,7 @@ pub trait Isa: Copy {
     /// zero rows behind them, the signs flipped if `negate`.
     fn pack_q<const D_QK: usize>(self, rows: &[&[bf16]], negate: bool, panel: &mut QPanel);
 
-    /// Interleaves values into strips, from key `first` of the block on, which is even;
+    /// Interleaves values into strips, from key `first` of the block on, a multiple of four;
     /// zero where a pair has no second key, and tells whether any element is infinite or NaN. May
     /// ask for `next`, rows to come.
     fn pack_v<const D_V: usize>(
@@ -264,11 +270,23 @@ pub enum BackendId {
     Avx512,
     /// AVX-512 with BF16 dot products (`vdpbf16ps`).
     Avx512Bf16,
+    /// NEON.
+    Neon,
+    /// NEON with BF16 matrix products (`bfmmla`).
+    NeonBf16,
 }
 
 impl BackendId {
-    /// All of them, the slowest first where instructions issue at the same rate.
-    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
+    /// All of them, architecture by architecture, the slowest first where instructions issue at
+    /// the same rate. Those of another architecture than the build's are never available.
+    pub const ALL: [Self; 6] = [
+        Self::Portable,
+        Self::Avx2,
+        Self::Avx512,
+        Self::Avx512Bf16,
+        Self::Neon,
+        Self::NeonBf16,
+    ];
 
     /// The name used on command lines and in reports.
     #[must_use]
@@ -278,6 +296,8 @@ impl BackendId {
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
             Self::Avx512Bf16 => "avx512bf16",
+            Self::Neon => "neon",
+            Self::NeonBf16 => "neonbf16",
         }
     }
 
@@ -305,8 +325,12 @@ impl BackendId {
             Self::Avx512 => zmm::Zmm::new().is_some(),
             #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
             Self::Avx512Bf16 => avx512bf16::Avx512Bf16::new().is_some(),
-            #[cfg(not(all(target_arch = "x86_64", target_feature = "sse2")))]
-            Self::Avx2 | Self::Avx512 | Self::Avx512Bf16 => false,
+            #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
+            Self::Neon => true,
+            #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
+            Self::NeonBf16 => neonbf16::NeonBf16::new().is_some(),
+            // Another architecture's.
+            _ => false,
         }
     }
 }
@@ -378,6 +402,16 @@ impl Backend {
     /// Calls `visitor` with the backend's token; the selection happens here,
     /// once per call of the library.
     pub(crate) fn with<V: Visitor>(self, visitor: V) -> V::Output {
+        #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
+        match self.0 {
+            BackendId::NeonBf16 => {
+                if let Some(isa) = neonbf16::NeonBf16::new() {
+                    return visitor.visit(isa);
+                }
+            }
+            BackendId::Neon => return visitor.visit(asimd::Neon::new()),
+            _ => {}
+        }
         #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
         match self.0 {
             BackendId::Avx512Bf16 => {
@@ -395,7 +429,7 @@ impl Backend {
                     return visitor.visit(isa);
                 }
             }
-            BackendId::Portable => {}
+            _ => {}
         }
         // A `Backend` of another kind only exists after detection; were that ever to change
         // its mind, the portable one is always right.

@@ -12,7 +12,7 @@
 //! last bits, for blocks of keys are shorter; widths and bounds on errors are the same
 //! (`docs/adr/0017`).
 //!
-//! No allocation, no threads, no global state but the cached answer of CPUID. One
+//! No allocation, no threads, no global state but what the processor can do, asked once. One
 //! thread calls [`decode`]; several share a [`Plan`]'s tasks ([`run_task`],
 //! [`combine`]), with the same result to the bit.
 //!

@@ -14,7 +14,7 @@ use amla::{
     Problem, Rescale, SUPPORTED_DIMS, Shape, Tensor, Workspace, combine, decode, reference,
     run_task, run_tasks,
 };
-use common::{Case, modes, normal, workspace};
+use common::{Case, backends, modes, normal, workspace};
 use half::bf16;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
@@ -39,12 +39,6 @@ fn default_on(backend: Backend) -> Options {
         backend,
         ..Options::default()
     }
-}
-
-/// The processor's backends; `suites!` is for what takes longer.
-fn backends() -> impl Iterator<Item = Backend> {
-    let request = |id| Backend::request(id).ok();
-    BackendId::ALL.into_iter().filter_map(request)
 }
 
 // -------------------------------------------------------------------------------------------------

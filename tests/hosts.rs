@@ -7,10 +7,10 @@ mod common;
 mod host;
 
 use amla::{
-    Argument, Backend, BackendId, Data, Elements, EmptyLse, Error, Lse, LseBase, Options, Output,
-    Pages, Plan, Problem, TailMask, Tensor, combine, decode, reference, run_task,
+    Argument, Backend, Data, Elements, EmptyLse, Error, Lse, LseBase, Options, Output, Pages, Plan,
+    Problem, TailMask, Tensor, combine, decode, reference, run_task,
 };
-use common::{close, modes, workspace};
+use common::{backends, close, modes, workspace};
 use half::{bf16, f16};
 use host::{
     Host, Keys, Layout, PATTERN, PLAIN, combined, decoded, golden, int, joined, output, paged,
@@ -505,9 +505,7 @@ fn any_host(backend: Backend) {
 
 /// Every way to compute on this processor.
 fn all_modes() -> impl Iterator<Item = Options> {
-    let request = |id| Backend::request(id).ok();
-    let backends = BackendId::ALL.into_iter().filter_map(request);
-    backends.flat_map(modes)
+    backends().flat_map(modes)
 }
 
 /// Hands over a problem to be changed: two requests of 40 and 7 keys, each one task for each of

@@ -27,7 +27,7 @@ const CORE_ONLY: &[&str] = &["bits", "schedule"];
 
 /// Files of `src/isa/` that aren't backends: any backend may use them.
 const COMMON: &[&str] = &[
-    "ahead", "detect", "fp32", "memory", "shared", "simd", "v1", "zmm",
+    "ahead", "asimd", "detect", "fp32", "memory", "shared", "simd", "v1", "zmm",
 ];
 
 /// Where unsafe code may stand.

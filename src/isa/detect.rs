@@ -1,23 +1,79 @@
-//! What this processor can do, without std: CPUID and XGETBV, asked once.
-#![allow(unsafe_code, reason = "XGETBV")]
+//! What this processor can do, without std, asked once: CPUID and XGETBV; on AArch64 the
+//! register that Linux reads for programs.
+#![allow(unsafe_code, reason = "instructions that ask the processor")]
 
+#[cfg(target_arch = "aarch64")]
+pub use aarch64::has_bf16;
 #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
 pub use x86::{has_avx2, has_avx512, has_avx512_bf16, slow_bf16_dots};
+
+#[cfg(any(target_arch = "aarch64", all(target_arch = "x86_64", target_feature = "sse2")))]
+mod cached {
+    use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+    /// The answers' highest bit: that there are any.
+    const ASKED: u32 = 1 << 31;
+
+    /// The answers, so that what traps (CPUID under a hypervisor, MRS under Linux) runs once.
+    /// Racing threads store the same value.
+    static FEATURES: AtomicU32 = AtomicU32::new(0);
+
+    pub fn features(ask: fn() -> u32) -> u32 {
+        let cached = FEATURES.load(Relaxed);
+        if cached != 0 {
+            return cached;
+        }
+        let asked = ask() | ASKED;
+        FEATURES.store(asked, Relaxed);
+        asked
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64 {
+    const BF16: u32 = 1;
+
+    /// BFDOT, BFMMLA and BFCVTN. NEON needs no question: what is compiled for this
+    /// architecture with floats uses it throughout.
+    pub fn has_bf16() -> bool {
+        super::cached::features(ask) & BF16 != 0
+    }
+
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    fn ask() -> u32 {
+        let isar1: u64;
+        // SAFETY: Linux carries out this read for programs and answers what they may use,
+        // since 4.11 (Documentation/arch/arm64/cpu-feature-registers.rst).
+        unsafe {
+            core::arch::asm!(
+                "mrs {}, ID_AA64ISAR1_EL1",
+                out(reg) isar1,
+                options(pure, nomem, nostack, preserves_flags)
+            );
+        }
+        // Bits 44 to 47: 1 is FEAT_BF16, 2 FEAT_EBF16 as well.
+        if isar1 >> 44 & 0xf != 0 { BF16 } else { 0 }
+    }
+
+    /// Elsewhere the register is the system's alone: what the build was told.
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    fn ask() -> u32 {
+        if cfg!(target_feature = "bf16") {
+            BF16
+        } else {
+            0
+        }
+    }
+}
 
 #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
 mod x86 {
     use core::arch::x86_64::{__cpuid_count, _xgetbv, CpuidResult};
-    use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-    const ASKED: u32 = 1;
-    const AVX2: u32 = 2;
-    const AVX512: u32 = 4;
-    const AVX512_BF16: u32 = 8;
-    const SLOW_BF16_DOTS: u32 = 16;
-
-    /// The answers, so that CPUID (which traps under a hypervisor) runs once.
-    /// Racing threads store the same value.
-    static FEATURES: AtomicU32 = AtomicU32::new(0);
+    const AVX2: u32 = 1;
+    const AVX512: u32 = 2;
+    const AVX512_BF16: u32 = 4;
+    const SLOW_BF16_DOTS: u32 = 8;
 
     /// AVX-512 F, BW, DQ, VL and BF16, with the operating system saving the
     /// registers.
@@ -42,13 +98,7 @@ mod x86 {
     }
 
     fn features() -> u32 {
-        let cached = FEATURES.load(Relaxed);
-        if cached != 0 {
-            return cached;
-        }
-        let asked = ask() | ASKED;
-        FEATURES.store(asked, Relaxed);
-        asked
+        super::cached::features(ask)
     }
 
     fn ask() -> u32 {
@@ -106,10 +156,21 @@ mod x86 {
     }
 }
 
-#[cfg(all(test, target_arch = "x86_64", target_feature = "sse2"))]
+#[cfg(all(test, any(target_arch = "aarch64", all(target_arch = "x86_64", target_feature = "sse2"))))]
 mod tests {
     extern crate std;
 
+    #[cfg(target_arch = "aarch64")]
+    #[test]
+    fn agrees_with_std() {
+        assert!(std::arch::is_aarch64_feature_detected!("neon"));
+        assert_eq!(
+            super::has_bf16(),
+            std::arch::is_aarch64_feature_detected!("bf16")
+        );
+    }
+
+    #[cfg(target_arch = "x86_64")]
     #[test]
     fn agrees_with_std() {
         use std::is_x86_feature_detected as has;

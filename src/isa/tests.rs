@@ -3,6 +3,9 @@
 
 extern crate std;
 
+#[path = "../../tests/common/precision.rs"]
+mod precision;
+
 use std::boxed::Box;
 use std::vec::Vec;
 
@@ -122,10 +125,68 @@ impl Visitor for Run<'_> {
     }
 }
 
+/// Those that the processor can run, or of them the one that `AMLA_TEST_BACKEND` names
+/// (`tests/common/mod.rs`).
 fn backends() -> impl Iterator<Item = Backend> {
+    let chosen = std::env::var("AMLA_TEST_BACKEND").unwrap_or_default();
     BackendId::ALL
         .into_iter()
+        .filter(move |id| chosen.is_empty() || chosen == id.name())
         .filter_map(|id| Backend::request(id).ok())
+}
+
+/// Whether the backend keeps P in FP32.
+fn keeps_p_whole(backend: Backend) -> bool {
+    !matches!(backend.id(), BackendId::Avx512Bf16 | BackendId::NeonBf16)
+}
+
+/// `sum` and the products of a pair, as the backend's dots add them.
+fn add_pair(backend: Backend, sum: f32, [odd, even]: [f32; 2]) -> f32 {
+    match backend.id() {
+        BackendId::NeonBf16 => add_to_odd(sum, add_to_odd(odd, even)),
+        _ => sum + odd + even,
+    }
+}
+
+/// `a + b` rounded to odd: towards zero, the last bit set if anything was lost. What would be
+/// subnormal is zero.
+fn add_to_odd(a: f32, b: f32) -> f32 {
+    let (x, y) = (f64::from(a), f64::from(b));
+    let sum = x + y;
+    // What that lost (Knuth's TwoSum).
+    let y_part = sum - x;
+    let lost = (x - (sum - y_part)) + (y - y_part);
+    #[expect(clippy::cast_possible_truncation, reason = "rounds to nearest")]
+    let nearest = sum as f32;
+    let away = match f64::from(nearest) - sum {
+        0.0 => -lost,
+        beyond => beyond,
+    };
+    let toward_zero = nearest.to_bits() - u32::from(away * sum > 0.0);
+    let rounded = f32::from_bits(toward_zero | u32::from(away != 0.0));
+    if rounded.is_normal() { rounded } else { 0.0 }
+}
+
+#[test]
+fn adds_to_odd() {
+    let ulp = f32::EPSILON;
+    for (a, b, want) in [
+        (1.0, ulp, 1.0 + ulp),
+        (1.0, ulp / 4.0, 1.0 + ulp),
+        (1.0, 0.75 * ulp, 1.0 + ulp),
+        (1.0 + ulp, ulp / 4.0, 1.0 + ulp),
+        (1.0 + ulp, 0.75 * ulp, 1.0 + ulp),
+        (1.0 + ulp, ulp, 1.0 + 2.0 * ulp),
+        (-1.0, -ulp / 4.0, -1.0 - ulp),
+        (1.0, 1e-30, 1.0 + ulp),
+        (1.0, -1e-30, 1.0 - ulp / 2.0),
+        (-1.0, 1e-30, ulp / 2.0 - 1.0),
+        (f32::MIN_POSITIVE, -1.5 * f32::MIN_POSITIVE, 0.0),
+        (3.0, -3.0, 0.0),
+    ] {
+        assert_eq!(add_to_odd(a, b), want, "{a:e} {b:e}");
+        assert_eq!(add_to_odd(b, a), want, "{b:e} {a:e}");
+    }
 }
 
 /// The shapes at which tiles have edges: `(rows, keys)`.
@@ -182,8 +243,8 @@ fn scores_have_the_same_bits_everywhere_but_in_few_rows() {
                         let mut chunk = 0.0;
                         for pair in (start..start + ascend::BASE_K).step_by(2) {
                             // Exact products; of a pair, the odd one first.
-                            chunk += product(pair + 1);
-                            chunk += product(pair);
+                            let products = [product(pair + 1), product(pair)];
+                            chunk = add_pair(backend, chunk, products);
                         }
                         want += chunk;
                     }
@@ -235,10 +296,10 @@ fn probabilities_and_sums() {
                         ..run(&q, &keys, &values, rows, len)
                     });
                     // What P is rounded to, on top of the exponential.
-                    let rounding = match (backend.id(), precision) {
-                        (BackendId::Avx512Bf16, Precision::Bf16) => 2_f64.powi(-8),
-                        (BackendId::Avx512Bf16, Precision::Bf16x2) => 2_f64.powi(-17),
-                        _ => 0.0,
+                    let rounding = match (keeps_p_whole(backend), precision) {
+                        (true, _) => 0.0,
+                        (false, Precision::Bf16) => 2_f64.powi(-8),
+                        (false, Precision::Bf16x2) => 2_f64.powi(-17),
                     };
                     check_softmax(&got, rows, mask, rounding);
                 }
@@ -305,14 +366,19 @@ fn products_have_the_same_bits_everywhere() {
                         add_increment_f32(0.75, increment)
                     });
                     for column in 0..MAX_D_V {
-                        // Products of BF16 are exact; others are rounded once, or fused.
                         let (mut want, mut fused) = (start, start);
                         for pair in (0..len).step_by(2) {
-                            for k in [pair + 1, pair].into_iter().filter(|&k| k < len) {
-                                let value = values[k * MAX_D_V + column].to_f32();
-                                want += got.p[k][r] * value;
-                                fused = got.p[k][r].mul_add(value, fused);
-                            }
+                            let product = |k: usize| match k < len {
+                                true => (got.p[k][r], values[k * MAX_D_V + column].to_f32()),
+                                false => (0.0, 0.0),
+                            };
+                            let terms = [product(pair + 1), product(pair)];
+                            want = add_pair(backend, want, terms.map(|(p, v)| p * v));
+                            fused = terms.into_iter().fold(fused, |o, (p, v)| p.mul_add(v, o));
+                        }
+                        // What keeps P whole fuses, or doesn't; else all products are exact.
+                        if !keeps_p_whole(backend) {
+                            fused = want;
                         }
                         let got = got.o[column / STRIP][r][column % STRIP];
                         assert!(
@@ -501,4 +567,83 @@ fn stored_rows_are_widened_alike() {
             512,
         );
     }
+}
+
+/// The largest errors of the stages, over all shapes, against scalar code in f64.
+#[test]
+fn stages_are_as_exact_as_the_table_says() {
+    use precision::{Stage, check};
+
+    let (q, keys) = (
+        numbers(16, 64 * MAX_D_QK),
+        numbers(17, BLOCK_KEYS * MAX_D_QK),
+    );
+    let values = numbers(18, BLOCK_KEYS * MAX_D_V);
+    for backend in backends() {
+        for (mode, precision) in [("bf16", Precision::Bf16), ("bf16x2", Precision::Bf16x2)] {
+            let mut worst = Worst::default();
+            for (rows, len) in SHAPES {
+                let run = Run {
+                    precision,
+                    ..run(&q, &keys, &values, rows, len)
+                };
+                worst.take(&run, &backend.with(run));
+            }
+            let name = backend.id().name();
+            check(Stage::Scores, mode, name, worst.scores);
+            check(Stage::Probabilities, mode, name, worst.probabilities);
+            check(Stage::Sums, mode, name, worst.sums);
+            check(Stage::Products, mode, name, worst.products);
+        }
+    }
+}
+
+/// The largest errors seen so far, each against exact results of what the stage was given.
+#[derive(Default)]
+struct Worst {
+    scores: f64,
+    probabilities: f64,
+    sums: f64,
+    products: f64,
+}
+
+impl Worst {
+    fn take(&mut self, run: &Run<'_>, got: &Stages) {
+        let (tiles, state) = (&got.tiles.tiles, &got.tiles.tiles.ub[0]);
+        let relative = |worst: f64, got: f32, want: f64, scale: f64| {
+            worst.max((f64::from(got) - want).abs() / scale)
+        };
+        for r in 0..run.rows {
+            let q = &run.q[r * MAX_D_QK..][..MAX_D_QK];
+            let (mut sum, mut kept) = (0.0, 0.0);
+            for k in 0..run.len {
+                let key = &run.keys[k * MAX_D_QK..][..MAX_D_QK];
+                let score = tiles.l0c[0].0[k][r];
+                let products = q.iter().zip(key).map(|(q, k)| q.to_f64() * k.to_f64());
+                let (want, scale) = sums(products);
+                self.scores = relative(self.scores, score, want, scale);
+                let scaled = f64::from(score) * f64::from(run.scale);
+                let p = (scaled - f64::from(state.reference[r])).exp2();
+                self.probabilities = relative(self.probabilities, got.p[k][r], p, p);
+                sum += p;
+                kept += f64::from(got.p[k][r]);
+            }
+            self.sums = relative(self.sums, state.sum[r], sum, sum);
+            self.sums = relative(self.sums, state.rounded_sum[r], kept, kept);
+            for column in 0..MAX_D_V {
+                let products = (0..run.len)
+                    .map(|k| f64::from(got.p[k][r]) * run.values[k * MAX_D_V + column].to_f64());
+                let (want, scale) = sums(products);
+                let o = got.o[column / STRIP][r][column % STRIP];
+                self.products = relative(self.products, o, want, scale);
+            }
+        }
+    }
+}
+
+/// Of numbers, and of their magnitudes.
+fn sums(numbers: impl Iterator<Item = f64>) -> (f64, f64) {
+    numbers.fold((0.0, 0.0), |(sum, magnitudes), x| {
+        (sum + x, magnitudes + x.abs())
+    })
 }

@@ -1,6 +1,8 @@
 //! Problems, runs and comparisons that the integration tests share.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod precision;
+
 use std::io::Write;
 
 use amla::{
@@ -12,18 +14,37 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Normal};
 
+/// The variable that restricts tests to the backend that it names.
+pub const CHOICE: &str = "AMLA_TEST_BACKEND";
+
+/// Whether tests are to run on this backend. Panics if the variable names none.
+pub fn wanted(id: BackendId) -> bool {
+    let Some(name) = std::env::var_os(CHOICE).filter(|name| !name.is_empty()) else {
+        return true;
+    };
+    let chosen = name.to_str().and_then(BackendId::from_name);
+    chosen.unwrap_or_else(|| panic!("{CHOICE}: there is no backend {name:?}")) == id
+}
+
 /// The backend, or `None` (said aloud, past the test harness's capture) where the
-/// processor can't run it.
+/// processor can't run it or another is wanted.
 pub fn backend(id: BackendId) -> Option<Backend> {
-    let backend = Backend::request(id).ok();
-    if backend.is_none() {
-        let _ = writeln!(
-            std::io::stderr(),
-            "backend {} NOT RUN: this processor lacks its instructions",
-            id.name()
-        );
-    }
-    backend
+    let reason = match Backend::request(id) {
+        Ok(backend) if wanted(id) => return Some(backend),
+        Ok(_) => "another is wanted",
+        Err(_) => "this processor lacks its instructions",
+    };
+    let _ = writeln!(std::io::stderr(), "backend {} NOT RUN: {reason}", id.name());
+    None
+}
+
+/// All backends that tests are to run on and the processor can.
+pub fn backends() -> impl Iterator<Item = Backend> {
+    let can_run = |id| Backend::request(id).ok();
+    BackendId::ALL
+        .into_iter()
+        .filter(|&id| wanted(id))
+        .filter_map(can_run)
 }
 
 /// Stamps tests of the including file, each a `fn(Backend)`, onto every backend; for
@@ -35,6 +56,8 @@ macro_rules! suites {
         suites!(@ avx2, Avx2, [$($(#[$meta])* $test,)*]);
         suites!(@ avx512, Avx512, [$($(#[$meta])* $test,)*]);
         suites!(@ avx512bf16, Avx512Bf16, [$($(#[$meta])* $test,)*]);
+        suites!(@ neon, Neon, [$($(#[$meta])* $test,)*]);
+        suites!(@ neonbf16, NeonBf16, [$($(#[$meta])* $test,)*]);
 
         #[test]
         fn every_backend_is_stamped() {
@@ -43,6 +66,8 @@ macro_rules! suites {
                 amla::BackendId::Avx2,
                 amla::BackendId::Avx512,
                 amla::BackendId::Avx512Bf16,
+                amla::BackendId::Neon,
+                amla::BackendId::NeonBf16,
             ];
             assert_eq!(amla::BackendId::ALL, stamped, "see `suites!` in tests/common/mod.rs");
         }
@@ -60,6 +85,11 @@ macro_rules! suites {
             )*
         }
     };
+}
+
+/// Whether the backend keeps P in FP32.
+pub fn keeps_p_whole(backend: Backend) -> bool {
+    !matches!(backend.id(), BackendId::Avx512Bf16 | BackendId::NeonBf16)
 }
 
 /// Every way to compute on a backend.
