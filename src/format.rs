@@ -94,13 +94,9 @@ impl<'a> Row<'a> {
     /// Nothing.
     pub(crate) const EMPTY: Self = Self::Bf16(&[]);
 
-    #[cfg_attr(
-        not(all(target_arch = "x86_64", target_feature = "sse2")),
-        allow(dead_code, reason = "for backends of other processors")
-    )]
     /// What is behind the first `columns`, all those in FP8: the BF16 ones.
     #[cfg_attr(
-        not(target_arch = "x86_64"),
+        not(all(target_arch = "x86_64", target_feature = "sse2")),
         allow(dead_code, reason = "AVX-512 alone widens a row in parts")
     )]
     pub(crate) fn behind(&self, columns: usize) -> Self {

@@ -7,7 +7,10 @@ pub use aarch64::has_bf16;
 #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
 pub use x86::{has_avx2, has_avx512, has_avx512_bf16, slow_bf16_dots};
 
-#[cfg(any(target_arch = "aarch64", all(target_arch = "x86_64", target_feature = "sse2")))]
+#[cfg(any(
+    target_arch = "aarch64",
+    all(target_arch = "x86_64", target_feature = "sse2")
+))]
 mod cached {
     use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -156,7 +159,13 @@ mod x86 {
     }
 }
 
-#[cfg(all(test, any(target_arch = "aarch64", all(target_arch = "x86_64", target_feature = "sse2"))))]
+#[cfg(all(
+    test,
+    any(
+        target_arch = "aarch64",
+        all(target_arch = "x86_64", target_feature = "sse2")
+    )
+))]
 mod tests {
     extern crate std;
 
@@ -170,7 +179,7 @@ mod tests {
         );
     }
 
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
     #[test]
     fn agrees_with_std() {
         use std::is_x86_feature_detected as has;
