@@ -1,0 +1,104 @@
+//! Threads that share the tasks of a plan.
+
+use std::sync::Mutex;
+use std::thread;
+
+use amla::{Elements, Error, Options, Plan, Problem, Workspace, combine, decode, run_task};
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use rand_chacha::ChaCha8Rng;
+
+use crate::common::workspace;
+use crate::host::{Bits, PATTERN, output, rows};
+
+/// Threads' workspaces and all else that a run needs, used from run to run as it is.
+pub struct Crew {
+    workspaces: Vec<Box<Workspace>>,
+    partials: Vec<f32>,
+    o: Vec<f32>,
+    lse: Vec<f32>,
+    rng: ChaCha8Rng,
+}
+
+impl Crew {
+    pub fn new(threads: usize, seed: u64) -> Self {
+        Self {
+            workspaces: (0..threads).map(|_| workspace()).collect(),
+            partials: Vec::new(),
+            o: Vec::new(),
+            lse: Vec::new(),
+            rng: ChaCha8Rng::seed_from_u64(seed),
+        }
+    }
+
+    /// Computes a problem, its tasks in random order on whatever thread is free; how many there
+    /// were.
+    ///
+    /// # Errors
+    /// The library refuses it.
+    pub fn run(&mut self, problem: &Problem, options: &Options) -> Result<usize, Error> {
+        let plan = Plan::new(problem)?;
+        let len = plan.partial_len();
+        if self.partials.len() < plan.tasks() * len {
+            self.partials.resize(plan.tasks() * len, PATTERN);
+        }
+        let partials = &mut self.partials[..plan.tasks() * len];
+        let mut tasks: Vec<_> = partials.chunks_mut(len.max(1)).enumerate().collect();
+        tasks.shuffle(&mut self.rng);
+        let tasks = &Mutex::new(tasks);
+        let next = || tasks.lock().ok()?.pop();
+        thread::scope(|scope| {
+            let threads: Vec<_> = self
+                .workspaces
+                .iter_mut()
+                .map(|workspace| {
+                    scope.spawn(|| {
+                        while let Some((task, partial)) = next() {
+                            run_task(problem, options, &plan, task, workspace, partial)?;
+                        }
+                        Ok(())
+                    })
+                })
+                .collect();
+            let mut ends = threads.into_iter().map(|thread| thread.join());
+            ends.try_for_each(|end| end.expect("a task panicked"))
+        })?;
+        poisoned(&mut self.o, rows(problem) * problem.shape.d_v);
+        poisoned(&mut self.lse, rows(problem));
+        let o = Elements::F32(&mut self.o);
+        combine(problem, &plan, partials, output(problem, o, &mut self.lse))?;
+        Ok(plan.tasks())
+    }
+
+    /// Bits of the last run's results that aren't those of `answer`.
+    pub fn differing(&self, (o, lse): &Bits) -> u64 {
+        let bits = |got: &[f32], want: &[u32]| -> u64 {
+            assert_eq!(got.len(), want.len());
+            let pairs = got.iter().zip(want);
+            pairs
+                .map(|(got, want)| u64::from((got.to_bits() ^ want).count_ones()))
+                .sum()
+        };
+        bits(&self.o, o) + bits(&self.lse, lse)
+    }
+}
+
+/// So many numbers that no call computes.
+fn poisoned(memory: &mut Vec<f32>, len: usize) {
+    memory.clear();
+    memory.resize(len, PATTERN);
+}
+
+/// O and lse as one thread computes them in memory of its own.
+///
+/// # Errors
+/// The library refuses the problem.
+pub fn first_answer(problem: &Problem, options: &Options) -> Result<Bits, Error> {
+    let (mut o, mut lse) = (Vec::new(), Vec::new());
+    poisoned(&mut o, rows(problem) * problem.shape.d_v);
+    poisoned(&mut lse, rows(problem));
+    let results = output(problem, Elements::F32(&mut o), &mut lse);
+    decode(problem, options, &mut workspace(), results)?;
+    let bits = |xs: Vec<f32>| xs.into_iter().map(f32::to_bits).collect();
+    Ok((bits(o), bits(lse)))
+}

@@ -1,0 +1,284 @@
+//! Runs random valid problems again and again, many threads over one plan, and compares each
+//! result with the problem's first answer, bit for bit.
+//!
+//! ```text
+//! cargo run --release --example soak -- --seconds 600 --threads 2
+//! cargo run --release --example soak -- --seconds 20 --seed 7 --backend portable --json
+//! ```
+//!
+//! A generation of problems lives at a time. The first answers come from one thread in fresh
+//! memory; then problems are picked at random, their tasks shared out in random order, over
+//! workspaces and partial results that still hold what the problem before left there. What the
+//! process has in memory when a generation has gone must settle: in the last quarter of the
+//! generations it may not be more than in the second.
+//!
+//! Exit code: 0; 1 if a bit differed, a valid problem was refused or memory grew; 2 if the command
+//! line is no good.
+
+mod crew;
+mod recipe;
+
+#[path = "../../tests/common/mod.rs"]
+mod common;
+#[allow(dead_code, reason = "shared with the tests, which use the rest")]
+#[path = "../../tests/common/hosts.rs"]
+mod host;
+#[allow(dead_code, reason = "shared with `decode`, which uses the rest")]
+#[path = "../decode/stored.rs"]
+mod stored;
+
+use std::fs;
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::thread::available_parallelism;
+use std::time::{Duration, Instant};
+
+use amla::{Backend, BackendId, Error};
+use clap::Parser;
+use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde_json::json;
+
+use crew::Crew;
+use host::{Bits, Laid};
+use recipe::Recipe;
+
+/// Problems that live at the same time.
+const GENERATION: u64 = 32;
+/// Runs of each on average.
+const ROUNDS: u64 = 16;
+/// What memory may grow by without being lost: generations differ, and the allocator keeps some of
+/// what was given back to it. A kilobyte lost in every run shows within minutes.
+const SLACK: u64 = 32 << 20;
+
+/// The command line.
+#[derive(Parser)]
+#[command(
+    name = "soak",
+    version,
+    about = "Runs random valid problems from many threads and compares each result with its first answer"
+)]
+struct Args {
+    /// For how long; the runs under way are finished
+    #[arg(long, default_value_t = 10.0, value_name = "S", value_parser = seconds)]
+    seconds: f64,
+
+    /// Threads that share a plan [default: one per processor]
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
+    threads: Option<usize>,
+
+    /// Which problems
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    seed: u64,
+
+    /// Kernel to use [default: each that this processor runs, at random]
+    #[arg(long, value_name = "NAME", value_parser = backends())]
+    backend: Option<BackendId>,
+
+    /// Report as one line of JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if (0.0..=1e6).contains(&seconds) => Ok(seconds),
+        _ => Err("not a number from 0 to 1000000".into()),
+    }
+}
+
+fn backends() -> impl TypedValueParser<Value = BackendId> {
+    PossibleValuesParser::new(BackendId::ALL.map(BackendId::name))
+        .try_map(|name| BackendId::from_name(&name).ok_or("no such backend"))
+}
+
+/// What was found.
+#[derive(Default)]
+struct Report {
+    generations: u64,
+    problems: u64,
+    runs: u64,
+    tasks: u64,
+    /// Runs with a bit that wasn't the first answer's, and such bits.
+    differing: [u64; 2],
+    refused: u64,
+    /// Bytes in memory after each generation; none where nobody says.
+    resident: Vec<u64>,
+}
+
+impl Report {
+    /// The most bytes in memory in the second and in the last quarter of the generations, if there
+    /// were as many.
+    fn quarters(&self) -> Option<[u64; 2]> {
+        let quarter = self.resident.len() / 4;
+        let most = |skip: usize| self.resident[skip..][..quarter].iter().copied().max();
+        Some([most(quarter)?, most(self.resident.len() - quarter)?])
+    }
+
+    fn grew(&self) -> bool {
+        self.quarters()
+            .is_some_and(|[settled, end]| end > settled + SLACK)
+    }
+
+    fn failed(&self) -> bool {
+        self.grew() || self.refused > 0 || self.differing != [0; 2]
+    }
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let ids = args.backend.map_or(BackendId::ALL.to_vec(), |id| vec![id]);
+    let backends: Result<Vec<_>, _> = match args.backend {
+        Some(id) => Backend::request(id).map(|backend| vec![backend]),
+        None => Ok(ids
+            .into_iter()
+            .filter_map(|id| Backend::request(id).ok())
+            .collect()),
+    };
+    let backends = match backends {
+        Ok(backends) => backends,
+        Err(error) => {
+            eprintln!("soak: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    let threads = args
+        .threads
+        .unwrap_or_else(|| available_parallelism().map_or(1, usize::from));
+    let start = Instant::now();
+    let report = soak(&args, &backends, threads, start);
+    let text = show(&args, threads, start.elapsed(), &report);
+    // Nobody is left to hear that the reader has gone.
+    let _ = writeln!(io::stdout(), "{text}");
+    ExitCode::from(u8::from(report.failed()))
+}
+
+fn soak(args: &Args, backends: &[Backend], threads: usize, start: Instant) -> Report {
+    let end = start + Duration::from_secs_f64(args.seconds);
+    let mut report = Report::default();
+    let mut crew = Crew::new(threads, args.seed);
+    while report.generations == 0 || Instant::now() < end {
+        let first = report.generations * GENERATION;
+        let recipes: Vec<Recipe> = (first..first + GENERATION)
+            .map(|number| Recipe::new(args.seed, number, backends))
+            .collect();
+        generation(args.seed, &recipes, &mut crew, end, &mut report);
+        drop(recipes);
+        report.generations += 1;
+        report.resident.extend(resident());
+    }
+    report
+}
+
+/// Runs one generation of problems until its turn, or the time, is over.
+fn generation(seed: u64, recipes: &[Recipe], crew: &mut Crew, end: Instant, report: &mut Report) {
+    let laid: Vec<Laid> = recipes.iter().map(Recipe::laid).collect();
+    let stored: Vec<_> = recipes
+        .iter()
+        .zip(&laid)
+        .map(|(r, laid)| r.stored(laid))
+        .collect();
+    let mut alive: Vec<(usize, Bits)> = Vec::new();
+    for (i, recipe) in recipes.iter().enumerate() {
+        report.problems += 1;
+        match crew::first_answer(
+            &recipe.problem(&laid[i], stored[i].as_ref()),
+            &recipe.options,
+        ) {
+            Ok(answer) => alive.push((i, answer)),
+            Err(error) => refused(seed, recipe, error, report),
+        }
+    }
+    let mut rng = ChaCha8Rng::seed_from_u64(seed ^ report.generations);
+    for _ in 0..GENERATION * ROUNDS {
+        if alive.is_empty() || Instant::now() >= end {
+            return;
+        }
+        let (i, answer) = &alive[rng.random_range(0..alive.len())];
+        let recipe = &recipes[*i];
+        let problem = recipe.problem(&laid[*i], stored[*i].as_ref());
+        report.runs += 1;
+        match crew.run(&problem, &recipe.options) {
+            Ok(tasks) => report.tasks += tasks as u64,
+            Err(error) => refused(seed, recipe, error, report),
+        }
+        let bits = crew.differing(answer);
+        if bits > 0 {
+            report.differing[0] += 1;
+            report.differing[1] += bits;
+            eprintln!("soak: {bits} bits differ, seed {seed}, {recipe:?}");
+        }
+    }
+}
+
+fn refused(seed: u64, recipe: &Recipe, error: Error, report: &mut Report) {
+    report.refused += 1;
+    eprintln!("soak: refused: {error}; seed {seed}, {recipe:?}");
+}
+
+/// Bytes of the process that are in memory, as Linux says.
+fn resident() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kib << 10)
+}
+
+fn show(args: &Args, threads: usize, elapsed: Duration, report: &Report) -> String {
+    let Report {
+        generations,
+        problems,
+        runs,
+        tasks,
+        differing: [differing_runs, differing_bits],
+        refused,
+        ref resident,
+    } = *report;
+    let [start, end] = [resident.first(), resident.last()];
+    let quarters = report.quarters();
+    let seconds = elapsed.as_secs_f64();
+    if args.json {
+        return json!({
+            "seed": args.seed,
+            "backend": args.backend.map(BackendId::name),
+            "threads": threads,
+            "seconds": seconds,
+            "generations": generations,
+            "problems": problems,
+            "runs": runs,
+            "tasks": tasks,
+            "differing_runs": differing_runs,
+            "differing_bits": differing_bits,
+            "refused": refused,
+            "resident_start": start,
+            "resident_end": end,
+            "resident_most_in_quarters": quarters,
+            "failed": report.failed(),
+        })
+        .to_string();
+    }
+    let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / 1048576.0);
+    let memory = match (start, end) {
+        (Some(&start), Some(&end)) => {
+            format!("{} at the start, {} at the end", mib(start), mib(end))
+        }
+        _ => "unknown".into(),
+    };
+    let settled = quarters.map_or(String::new(), |[settled, end]| {
+        format!(
+            "; at most {} in the second quarter, {} in the last{}",
+            mib(settled),
+            mib(end),
+            if report.grew() { ": GREW" } else { "" }
+        )
+    });
+    format!(
+        "{seconds:.1} s, {threads} threads: {problems} problems in {generations} generations, \
+         {runs} runs of {tasks} tasks\n\
+         differing bits: {differing_bits}, in {differing_runs} runs; refused: {refused}\n\
+         resident memory: {memory}{settled}"
+    )
+}
