@@ -364,6 +364,24 @@ fn compensation_error_is_below_the_documented_bound() {
     );
 }
 
+/// Against the printed quotient in f64, for scales that aren't one: a product or a remainder in its
+/// place would pass beside 1.
+#[test]
+fn compensation_is_the_relative_change_of_c() {
+    for c_prev in [0.25_f32, 0.7512, 0.9961, 1.0, 1.0039, 3.0, 1000.0] {
+        for change in [-0.5_f64, -1.0 / 128.0, -1e-6, 0.0, 1e-6, 1.0 / 128.0, 0.75] {
+            let c = (f64::from(c_prev) * (1.0 + change)) as f32;
+            let want = 1.5 * (f64::from(c) / f64::from(c_prev) - 1.0);
+            let got = f64::from(compensation(c_prev, c));
+            // Two roundings after the exact difference; three where it isn't.
+            assert!(
+                (got - want).abs() <= want.abs() * 2e-7,
+                "{c_prev} {c}: {got} {want}"
+            );
+        }
+    }
+}
+
 /// Five blocks with wandering scales: the appendix's quotient follows them; the one printed in
 /// Algorithm 2, line 9, doubles the error that it should remove.
 #[test]

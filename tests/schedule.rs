@@ -2,7 +2,7 @@
 
 use amla::schedule::{
     Bound, PRELOAD_COUNT, PROBABILITY_TILES, Phase, Rotation, SCORE_TILES, ScheduleError, Stage,
-    Step, preload, rotation,
+    Step, preload, rotation, splits,
 };
 use proptest::prelude::*;
 
@@ -165,6 +165,56 @@ fn no_number_of_items_overflows() {
     assert_eq!(order.size_hint(), (usize::MAX, None));
     assert_eq!(order.len(), usize::MAX);
     assert_eq!(order.nth(3).map(|s| s.stage), Some(Stage::C1(2)));
+}
+
+// Ranges of keys.
+
+/// Each key once and in order; no pair or register tile in two ranges.
+#[test]
+fn splits_hold_every_key_once() {
+    for keys in (0..3000).chain([
+        4095,
+        4096,
+        16383,
+        16384,
+        65535,
+        65536,
+        1_000_003,
+        usize::MAX,
+    ]) {
+        let mut end = 0;
+        for split in splits(keys) {
+            assert_eq!(split.start, end, "{keys}");
+            assert!(split.start.is_multiple_of(32) || split.is_empty(), "{keys}");
+            end = split.end;
+        }
+        assert_eq!(end, keys);
+    }
+}
+
+/// As many as there are in the documentation's words: enough to share a long request, and few
+/// enough that none of up to 64 Ki keys is cut into ranges of fewer than 512.
+#[test]
+fn longer_requests_have_more_splits() {
+    let counts = [
+        (0, 1),
+        (1023, 1),
+        (1024, 2),
+        (4095, 2),
+        (4096, 4),
+        (16383, 4),
+        (16384, 8),
+        (65535, 8),
+        (65536, 16),
+        (usize::MAX, 16),
+    ];
+    for (keys, count) in counts {
+        assert_eq!(splits(keys).len(), count, "{keys}");
+    }
+    for keys in 1024..=1 << 16 {
+        let first = splits(keys).next().unwrap_or_default();
+        assert!((512..=8192).contains(&first.len()), "{keys}");
+    }
 }
 
 // The theorem.
@@ -337,6 +387,13 @@ fn appendix_example_of_three() {
         alone[0] > 0 && alone.iter().all(|&count| count == alone[0]),
         "{alone:?}"
     );
+}
+
+/// F is -1 after each of the pairs; the paper takes the first.
+#[test]
+fn the_first_of_equal_minima_is_taken() {
+    let cycle = rotation(&[5, 1, 1], &[0, 1, 5]).unwrap();
+    assert_eq!((cycle.external(), cycle.start()), (1, 2));
 }
 
 #[test]
