@@ -39,7 +39,7 @@ fn zero(argument: &'static str, value: u32) -> Result<(), Fault> {
 /// `call` is null, or a struct as long as it says whose pointers are as its documentation
 /// says, for as long as what is returned is used.
 pub unsafe fn read_call(regions: &mut Regions, call: *const Call) -> Result<Call, Fault> {
-    // SAFETY: this function's contract.
+    // SAFETY: the caller's pointers are as documented: this function's contract.
     let call = unsafe { read(regions, "call", call) }?;
     zero("call.reserved", call.reserved)?;
     Ok(call)
@@ -139,7 +139,7 @@ unsafe fn pages<'a>(regions: &mut Regions, call: &Call) -> Result<Option<Pages<'
         }
         return Ok(None);
     }
-    // SAFETY: handed on.
+    // SAFETY: asks what this function's contract promises.
     let block_table = unsafe { slice(regions, "block_table", block_table, block_table_len) }?;
     Ok(Some(Pages {
         block_table,
@@ -159,12 +159,12 @@ unsafe fn sparse<'a>(regions: &mut Regions, call: &Call) -> Result<Option<Sparse
         return Ok(None);
     }
     let names = ["indices", "topk_length"];
-    // SAFETY: handed on.
+    // SAFETY: asks what this function's contract promises.
     let indices = unsafe { indices(regions, names, call.sparse) }?;
-    // SAFETY: handed on.
+    // SAFETY: asks what this function's contract promises.
     let extra = unsafe { read_optional(regions, "extra", call.extra) }?;
     let extra = match extra {
-        // SAFETY: handed on.
+        // SAFETY: asks what this function's contract promises.
         Some(extra) => Some(unsafe { second_cache(regions, &extra) }?),
         None => None,
     };
@@ -177,11 +177,11 @@ unsafe fn second_cache<'a>(regions: &mut Regions, extra: &Extra) -> Result<amla:
     zero("extra.reserved", extra.reserved)?;
     let names = ["extra_indices", "extra_topk_length"];
     Ok(amla::Extra {
-        // SAFETY: handed on.
+        // SAFETY: asks what this function's contract promises.
         kv: unsafe { tensor(regions, &names!("extra_kv"), extra.kv) }?,
         pages: extra.pages,
         page_size: extra.page_size,
-        // SAFETY: handed on.
+        // SAFETY: asks what this function's contract promises.
         indices: unsafe { indices(regions, names, extra.indices) }?,
     })
 }
@@ -193,17 +193,17 @@ unsafe fn indices<'a>(
     [name, length]: [&'static str; 2],
     indices: *const Indices,
 ) -> Result<amla::Indices<'a>, Fault> {
-    // SAFETY: handed on.
+    // SAFETY: asks what this function's contract promises.
     let given = unsafe { read(regions, name, indices) }?;
     zero("indices.reserved", given.reserved)?;
-    // SAFETY: handed on.
+    // SAFETY: asks what this function's contract promises.
     let indices = unsafe { slice(regions, name, given.indices, given.indices_len) }?;
     let (lengths, len) = (given.topk_length, given.topk_length_len);
     Ok(amla::Indices {
         indices,
         strides: given.strides,
         topk: given.topk,
-        // SAFETY: handed on.
+        // SAFETY: asks what this function's contract promises.
         topk_length: unsafe { list(regions, length, lengths, len) }?,
     })
 }
@@ -218,7 +218,7 @@ unsafe fn optional_tensor<'a>(
     if memory.is_null() {
         return Ok(None);
     }
-    // SAFETY: handed on.
+    // SAFETY: asks what this function's contract promises.
     unsafe { tensor(regions, names, memory) }.map(Some)
 }
 
@@ -229,28 +229,32 @@ unsafe fn tensor<'a>(
     names: &Names,
     memory: *const Tensor,
 ) -> Result<amla::Tensor<'a>, Fault> {
-    // SAFETY: handed on.
+    // SAFETY: asks what this function's contract promises.
     let given = unsafe { read(regions, names.tensor, memory) }?;
     let (data, len, strides) = (given.data, given.len, given.strides);
     let name = names.tensor;
     let data = match given.dtype {
         types::AMLA_DTYPE_BF16 => {
-            // SAFETY: handed on, for elements of the type that the caller says.
+            // SAFETY: asks what this function's contract promises, for elements of the type
+            // that the caller says.
             let data = unsafe { slice(regions, name, data.cast::<bf16>(), len) }?;
             Data::Bf16(data)
         }
         types::AMLA_DTYPE_F16 => {
-            // SAFETY: handed on, for elements of the type that the caller says.
+            // SAFETY: asks what this function's contract promises, for elements of the type
+            // that the caller says.
             let data = unsafe { slice(regions, name, data.cast::<f16>(), len) }?;
             Data::F16(data)
         }
         types::AMLA_DTYPE_FP8 => {
-            // SAFETY: handed on, for elements of the type that the caller says.
+            // SAFETY: asks what this function's contract promises, for elements of the type
+            // that the caller says.
             let bytes = unsafe { slice(regions, name, data.cast::<u8>(), len) }?;
             Data::Fp8(bytes)
         }
         types::AMLA_DTYPE_MODEL1 => {
-            // SAFETY: handed on, for elements of the type that the caller says.
+            // SAFETY: asks what this function's contract promises, for elements of the type
+            // that the caller says.
             let bytes = unsafe { slice(regions, name, data.cast::<u8>(), len) }?;
             Data::Model1 {
                 bytes,
@@ -259,10 +263,11 @@ unsafe fn tensor<'a>(
             }
         }
         types::AMLA_DTYPE_INT8 => {
-            // SAFETY: handed on, for elements of the type that the caller says.
+            // SAFETY: asks what this function's contract promises, for elements of the type
+            // that the caller says.
             let values = unsafe { slice(regions, name, data.cast::<i8>(), len) }?;
             let (scales, scales_len) = (given.scales, given.scales_len);
-            // SAFETY: handed on.
+            // SAFETY: asks what this function's contract promises.
             let scales = unsafe { slice(regions, names.scales, scales, scales_len) }?;
             Data::Int8 {
                 values,
@@ -309,7 +314,7 @@ pub unsafe fn options(call: &Call) -> Result<Options, Fault> {
         Backend::detect()
     } else {
         let named = |id: &BackendId| {
-            // SAFETY: handed on.
+            // SAFETY: asks what this function's contract promises.
             unsafe { is_string(call.backend, id.name()) }
         };
         let id = BackendId::ALL.into_iter().find(named);
@@ -358,7 +363,7 @@ enum Place {
 /// # Safety
 /// `output` is null, or a struct as long as it says.
 pub unsafe fn output(regions: &mut Regions, output: *const Output) -> Result<Results, Fault> {
-    // SAFETY: handed on.
+    // SAFETY: asks what this function's contract promises.
     let given = unsafe { read(regions, "output", output) }?;
     let base = match given.lse_base {
         types::AMLA_LSE_BASE_E => LseBase::E,
@@ -405,7 +410,7 @@ impl Results {
     /// # Safety
     /// As [`Written::claim`], for the memory of both outputs.
     pub unsafe fn claim<'a>(self) -> amla::Output<'a> {
-        // SAFETY: handed on.
+        // SAFETY: asks what this function's contract promises.
         let o = unsafe {
             match self.o {
                 Place::Bf16(o) => Elements::Bf16(o.claim()),
@@ -416,7 +421,7 @@ impl Results {
         amla::Output {
             o,
             o_strides: self.o_strides,
-            // SAFETY: handed on.
+            // SAFETY: asks what this function's contract promises.
             lse: unsafe { self.lse.claim() },
             lse_strides: self.lse_strides,
             lse_format: self.format,

@@ -33,7 +33,7 @@ pub unsafe extern "C" fn amla_encode_fp8(
 ) -> Status {
     let body = || {
         let mut regions = Regions::new();
-        // SAFETY: this function's contract.
+        // SAFETY: the caller's pointers are as documented: this function's contract.
         let row = unsafe { numbers(&mut regions, row, row_len) }?;
         let bytes = Written::new(&mut regions, "bytes", bytes, bytes_len)?;
         regions.check()?;
@@ -41,7 +41,7 @@ pub unsafe extern "C" fn amla_encode_fp8(
         let bytes = unsafe { bytes.claim() };
         Ok(format::encode_fp8(row, bytes)?)
     };
-    // SAFETY: this function's contract.
+    // SAFETY: the caller's pointers are as documented: this function's contract.
     unsafe { report(detail, body) }
 }
 
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn amla_encode_model1(
 ) -> Status {
     let body = || {
         let mut regions = Regions::new();
-        // SAFETY: this function's contract.
+        // SAFETY: the caller's pointers are as documented: this function's contract.
         let row = unsafe { numbers(&mut regions, row, row_len) }?;
         let bytes = Written::new(&mut regions, "bytes", bytes, bytes_len)?;
         let scales = Written::new(&mut regions, "scales", scales, scales_len)?;
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn amla_encode_model1(
         let (bytes, scales) = unsafe { (bytes.claim(), scales.claim()) };
         Ok(format::encode_model1(row, bytes, scales)?)
     };
-    // SAFETY: this function's contract.
+    // SAFETY: the caller's pointers are as documented: this function's contract.
     unsafe { report(detail, body) }
 }
 
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn amla_encode_int8(
 ) -> Status {
     let body = || {
         let mut regions = Regions::new();
-        // SAFETY: this function's contract.
+        // SAFETY: the caller's pointers are as documented: this function's contract.
         let row = unsafe { numbers(&mut regions, row, row_len) }?;
         let values = Written::new(&mut regions, "values", values, values_len)?;
         // Checked as what is written beside the values; put there when they are.
@@ -117,10 +117,10 @@ pub unsafe extern "C" fn amla_encode_int8(
         // SAFETY: the regions were checked; nobody else's by this function's contract.
         let values = unsafe { values.claim() };
         let encoded = format::encode_int8(row, values)?;
-        // SAFETY: this function's contract.
+        // SAFETY: the caller's pointers are as documented: this function's contract.
         unsafe { put("scale", scale, encoded) }
     };
-    // SAFETY: this function's contract.
+    // SAFETY: the caller's pointers are as documented: this function's contract.
     unsafe { report(detail, body) }
 }
 

@@ -440,7 +440,7 @@ fn explain(fault: &Fault, struct_size: u32) -> ErrorDetail {
 /// written when the body has returned.
 pub unsafe fn report(detail: *mut ErrorDetail, body: impl FnOnce() -> Result<(), Fault>) -> Status {
     if !detail.is_null() {
-        // SAFETY: this function's contract.
+        // SAFETY: the caller's pointers are as documented: this function's contract.
         let known = unsafe { read(&mut Regions::new(), "detail", detail.cast_const()) };
         if let Err(fault) = known {
             // There is nowhere to explain it.

@@ -128,7 +128,7 @@ pub unsafe extern "C" fn amla_capabilities(set: *mut CapabilitySet) -> Status {
         dims,
     };
     let body = || {
-        // SAFETY: this function's contract.
+        // SAFETY: the caller's pointers are as documented: this function's contract.
         unsafe { fill("set", set, value) }
     };
     // SAFETY: without a detail there is nothing to keep.

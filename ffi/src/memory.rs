@@ -224,7 +224,7 @@ pub unsafe fn list<'a, T: Number>(
     if memory.is_null() && len == 0 {
         return Ok(None);
     }
-    // SAFETY: handed on.
+    // SAFETY: asks what this function's contract promises.
     unsafe { slice(regions, argument, memory, len) }.map(Some)
 }
 
@@ -333,7 +333,7 @@ pub unsafe fn read_optional<T: Struct>(
     if memory.is_null() {
         return Ok(None);
     }
-    // SAFETY: handed on.
+    // SAFETY: asks what this function's contract promises.
     unsafe { read(regions, argument, memory) }.map(Some)
 }
 
@@ -346,7 +346,8 @@ pub unsafe fn fill<T: Struct>(
     memory: *mut T,
     value: T,
 ) -> Result<(), Fault> {
-    // SAFETY: handed on. No call reads what it fills: the regions are of no use.
+    // SAFETY: asks what this function's contract promises. No call reads what it fills: the
+    // regions are of no use.
     unsafe { read(&mut Regions::new(), argument, memory.cast_const()) }?;
     // SAFETY: not null, aligned, as long as the type (`read`); the caller's to be written.
     unsafe { memory.write(value) };

@@ -37,12 +37,12 @@ pub unsafe extern "C" fn amla_plan_size(
     detail: *mut ErrorDetail,
 ) -> Status {
     let body = || {
-        // SAFETY: this function's contract.
+        // SAFETY: the caller's pointers are as documented: this function's contract.
         unsafe { planned(&mut Regions::new(), call) }?;
-        // SAFETY: this function's contract.
+        // SAFETY: the caller's pointers are as documented: this function's contract.
         unsafe { put("size", size, PLAN_SIZE) }
     };
-    // SAFETY: this function's contract.
+    // SAFETY: the caller's pointers are as documented: this function's contract.
     unsafe { report(detail, body) }
 }
 
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn amla_plan(
 ) -> Status {
     let body = || {
         let mut regions = Regions::new();
-        // SAFETY: this function's contract.
+        // SAFETY: the caller's pointers are as documented: this function's contract.
         let planned = unsafe { planned(&mut regions, call) }?;
         let memory = Written::new(&mut regions, "plan", plan.cast::<u8>(), plan_size)?;
         regions.check()?;
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn amla_plan(
         }
         Ok(())
     };
-    // SAFETY: this function's contract.
+    // SAFETY: the caller's pointers are as documented: this function's contract.
     unsafe { report(detail, body) }
 }
 
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn amla_plan_query(
     detail: *mut ErrorDetail,
 ) -> Status {
     let body = || {
-        // SAFETY: this function's contract.
+        // SAFETY: the caller's pointers are as documented: this function's contract.
         let plan = unsafe { read_plan(&mut Regions::new(), plan, plan_size) }?;
         let (tasks, partial_len) = (plan.tasks(), plan.partial_len());
         let value = PlanInfo {
@@ -116,10 +116,10 @@ pub unsafe extern "C" fn amla_plan_query(
             partial_len,
             partials_len: tasks.checked_mul(partial_len).ok_or(Fault::NotAPlan)?,
         };
-        // SAFETY: this function's contract.
+        // SAFETY: the caller's pointers are as documented: this function's contract.
         unsafe { fill("info", info, value) }
     };
-    // SAFETY: this function's contract.
+    // SAFETY: the caller's pointers are as documented: this function's contract.
     unsafe { report(detail, body) }
 }
 
@@ -145,12 +145,12 @@ pub unsafe extern "C" fn amla_workspace_size(
     detail: *mut ErrorDetail,
 ) -> Status {
     let body = || {
-        // SAFETY: this function's contract.
+        // SAFETY: the caller's pointers are as documented: this function's contract.
         unsafe { planned(&mut Regions::new(), call) }?;
-        // SAFETY: this function's contract.
+        // SAFETY: the caller's pointers are as documented: this function's contract.
         unsafe { put("size", size, size_of::<Workspace>()) }
     };
-    // SAFETY: this function's contract.
+    // SAFETY: the caller's pointers are as documented: this function's contract.
     unsafe { report(detail, body) }
 }
 
@@ -173,13 +173,14 @@ pub unsafe extern "C" fn amla_run(
 ) -> Status {
     let body = || {
         let mut regions = Regions::new();
-        // SAFETY: this function's contract.
+        // SAFETY: the caller's pointers are as documented: this function's contract.
         let call = unsafe { read_call(&mut regions, call) }?;
-        // SAFETY: this function's contract; the borrows end with this call.
+        // SAFETY: the caller's pointers are as documented, for as long as this call runs: this
+        // function's contract.
         let problem = unsafe { problem(&mut regions, &call) }?;
-        // SAFETY: this function's contract.
+        // SAFETY: the caller's pointers are as documented: this function's contract.
         let options = unsafe { options(&call) }?;
-        // SAFETY: this function's contract.
+        // SAFETY: the caller's pointers are as documented: this function's contract.
         let output = unsafe { output(&mut regions, call.output) }?;
         let workspace = working(&mut regions, workspace, workspace_size)?;
         regions.check()?;
@@ -189,7 +190,7 @@ pub unsafe extern "C" fn amla_run(
         let workspace = Workspace::from_bytes(workspace)?;
         Ok(decode(&problem, &options, workspace, output)?)
     };
-    // SAFETY: this function's contract.
+    // SAFETY: the caller's pointers are as documented: this function's contract.
     unsafe { report(detail, body) }
 }
 
@@ -230,13 +231,14 @@ pub unsafe extern "C" fn amla_run_tasks(
 ) -> Status {
     let body = || {
         let mut regions = Regions::new();
-        // SAFETY: this function's contract.
+        // SAFETY: the caller's pointers are as documented: this function's contract.
         let call = unsafe { read_call(&mut regions, call) }?;
-        // SAFETY: this function's contract; the borrows end with this call.
+        // SAFETY: the caller's pointers are as documented, for as long as this call runs: this
+        // function's contract.
         let problem = unsafe { problem(&mut regions, &call) }?;
-        // SAFETY: this function's contract.
+        // SAFETY: the caller's pointers are as documented: this function's contract.
         let options = unsafe { options(&call) }?;
-        // SAFETY: this function's contract.
+        // SAFETY: the caller's pointers are as documented: this function's contract.
         let plan = unsafe { read_plan(&mut regions, plan, plan_size) }?;
         in_range("end", end, plan.tasks())?;
         in_range("begin", begin, end)?;
@@ -269,7 +271,7 @@ pub unsafe extern "C" fn amla_run_tasks(
             own,
         )?)
     };
-    // SAFETY: this function's contract.
+    // SAFETY: the caller's pointers are as documented: this function's contract.
     unsafe { report(detail, body) }
 }
 
@@ -296,13 +298,14 @@ pub unsafe extern "C" fn amla_combine(
 ) -> Status {
     let body = || {
         let mut regions = Regions::new();
-        // SAFETY: this function's contract.
+        // SAFETY: the caller's pointers are as documented: this function's contract.
         let call = unsafe { read_call(&mut regions, call) }?;
-        // SAFETY: this function's contract; the borrows end with this call.
+        // SAFETY: the caller's pointers are as documented, for as long as this call runs: this
+        // function's contract.
         let problem = unsafe { problem(&mut regions, &call) }?;
-        // SAFETY: this function's contract.
+        // SAFETY: the caller's pointers are as documented: this function's contract.
         let output = unsafe { output(&mut regions, call.output) }?;
-        // SAFETY: this function's contract.
+        // SAFETY: the caller's pointers are as documented: this function's contract.
         let plan = unsafe { read_plan(&mut regions, plan, plan_size) }?;
         let partials = Written::new(&mut regions, "partials", partials, partials_len)?;
         regions.check()?;
@@ -311,7 +314,7 @@ pub unsafe extern "C" fn amla_combine(
         let (output, partials) = unsafe { (output.claim(), partials.claim()) };
         Ok(combine(&problem, &plan, partials, output)?)
     };
-    // SAFETY: this function's contract.
+    // SAFETY: the caller's pointers are as documented: this function's contract.
     unsafe { report(detail, body) }
 }
 
@@ -348,7 +351,7 @@ pub unsafe extern "C" fn amla_merge(
 ) -> Status {
     let body = || {
         let mut outputs = Regions::new();
-        // SAFETY: this function's contract.
+        // SAFETY: the caller's pointers are as documented: this function's contract.
         let total = unsafe { output(&mut outputs, total) }?;
         outputs.check()?;
         if parts_len > types::AMLA_MERGE_MAX {
@@ -374,9 +377,9 @@ pub unsafe extern "C" fn amla_merge(
                 });
             }
             *part = Part {
-                // SAFETY: this function's contract.
+                // SAFETY: the caller's pointers are as documented: this function's contract.
                 o: unsafe { slice(&mut regions, "parts.o", read.o, read.o_len) }?,
-                // SAFETY: this function's contract.
+                // SAFETY: the caller's pointers are as documented: this function's contract.
                 lse: unsafe { slice(&mut regions, "parts.lse", read.lse, read.lse_len) }?,
             };
             regions.check()?;
@@ -395,7 +398,7 @@ pub unsafe extern "C" fn amla_merge(
         let total = unsafe { total.claim() };
         Ok(merge(&shape, total, given)?)
     };
-    // SAFETY: this function's contract.
+    // SAFETY: the caller's pointers are as documented: this function's contract.
     unsafe { report(detail, body) }
 }
 
@@ -404,9 +407,9 @@ pub unsafe extern "C" fn amla_merge(
 /// # Safety
 /// `call` is as documented.
 unsafe fn planned(regions: &mut Regions, call: *const Call) -> Result<Plan, Fault> {
-    // SAFETY: handed on.
+    // SAFETY: asks what this function's contract promises.
     let call = unsafe { read_call(regions, call) }?;
-    // SAFETY: handed on; the borrows end with this function.
+    // SAFETY: asks what this function's contract promises; the borrows end with it.
     let problem = unsafe { problem(regions, &call) }?;
     Ok(Plan::new(&problem)?)
 }
@@ -461,7 +464,7 @@ unsafe fn read_plan(
         return Err(Fault::Null { argument: "plan" });
     }
     enough("plan", size, PLAN_SIZE)?;
-    // SAFETY: handed on; at least so many bytes (above).
+    // SAFETY: asks what this function's contract promises, of at least so many bytes (above).
     let bytes = unsafe { slice(regions, "plan", plan.cast::<u8>(), PLAN_SIZE) }?;
     let mut words = [0; WORDS];
     for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {

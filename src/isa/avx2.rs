@@ -50,13 +50,15 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn load(self, from: &[f32; LANES]) -> __m256 {
-        // SAFETY: the token proves the features.
+        // SAFETY: the token proves the features; 8 f32 are 32 bytes, and the load needs no
+        // alignment.
         unsafe { _mm256_loadu_ps(from.as_ptr()) }
     }
 
     #[inline(always)]
     fn store(self, x: __m256, to: &mut [f32; LANES]) {
-        // SAFETY: the token proves the features.
+        // SAFETY: the token proves the features; 8 f32 are 32 bytes, and the store needs no
+        // alignment.
         unsafe { _mm256_storeu_ps(to.as_mut_ptr(), x) }
     }
 

@@ -259,10 +259,11 @@ fn accumulate<const ROWS: usize, const PIECES: usize>(
         let even = values[2 * k].as_ptr();
         let odd = values
             .get(2 * k + 1)
-            .map_or(&raw const ZEROS[0], |value| value.as_ptr());
+            .map_or(ZEROS.as_ptr(), |value| value.as_ptr());
         let mut v = [[_mm512_setzero_si512(); 2]; PIECES];
         for (i, v) in v.iter_mut().enumerate() {
-            // SAFETY: asserted above: values and zeros have `end` elements at least.
+            // SAFETY: values and zeros have `end` elements at least (asserted above), which is
+            // where the last piece ends; a piece is 64 bytes, and the loads need no alignment.
             let (even, odd) = unsafe {
                 let at = column + i * PIECE;
                 (
