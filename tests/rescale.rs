@@ -12,7 +12,7 @@ use amla::bits::{Increment, add_increment_f32};
 suites![
     edges,
     lengths_and_offsets,
-    #[ignore = "2^32 patterns x 12 increments; for release builds"]
+    #[ignore = "2^32 patterns x 15 increments; for release builds"]
     every_pattern,
 ];
 
@@ -149,6 +149,9 @@ fn every_pattern(backend: Backend) {
         Increment::pow2(-255),
         Increment::pow2(5),
         Increment::pow2(254),
+        Increment::pow2(255),
+        Increment::from_bits_clamped(1),
+        Increment::from_bits_clamped(-1),
         Increment::compensated(0, 3.0 / 256.0),
         Increment::compensated(-1, -3.0 / 256.0),
         Increment::compensated(-30, 1.0 / 64.0),
