@@ -288,6 +288,9 @@ impl World {
     }
 }
 
+/// What a change makes wrong, and the change.
+type Change = (&'static str, fn(&mut World));
+
 /// Which functions look at what is wrong.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Who {
@@ -579,7 +582,7 @@ fn calls_are_denied() {
             });
         }
     }
-    let null_lists: [(&str, fn(&mut World)); 3] = [
+    let null_lists: [Change; 3] = [
         ("sink", |w| w.call.sink = null()),
         ("cache_seqlens", |w| w.call.cache_seqlens = null()),
         ("tail_mask", |w| w.call.tail = 1),
@@ -587,7 +590,7 @@ fn calls_are_denied() {
     for (name, change) in null_lists {
         deny(apart, Who::All, AMLA_ERROR_NULL_POINTER, name, &change);
     }
-    let odd_lists: [(&str, fn(&mut World)); 2] = [
+    let odd_lists: [Change; 2] = [
         ("sink", |w| w.call.sink = odd(w.call.sink)),
         ("cache_seqlens", |w| {
             w.call.cache_seqlens = odd(w.call.cache_seqlens)
@@ -596,7 +599,7 @@ fn calls_are_denied() {
     for (name, change) in odd_lists {
         deny(apart, Who::All, AMLA_ERROR_MISALIGNED, name, &change);
     }
-    let vast_lists: [(&str, fn(&mut World)); 2] = [
+    let vast_lists: [Change; 2] = [
         ("sink", |w| w.call.sink_len = usize::MAX),
         ("cache_seqlens", |w| {
             w.call.cache_seqlens_len = usize::MAX / 4
@@ -606,7 +609,8 @@ fn calls_are_denied() {
         deny(apart, Who::All, AMLA_ERROR_BAD_EXTENT, name, &change);
     }
 
-    let indices: [(&str, fn(&mut World) -> &mut Indices); 2] = [
+    type List = (&'static str, fn(&mut World) -> &mut Indices);
+    let indices: [List; 2] = [
         ("indices", |w| &mut w.indices),
         ("extra_indices", |w| &mut w.extra_indices),
     ];
@@ -636,7 +640,7 @@ fn calls_are_denied() {
             w.workspace_size = size
         });
     }
-    let short: [(&str, fn(&mut World)); 6] = [
+    let short: [Change; 6] = [
         ("o", |w| w.output.o_len -= 1),
         ("o", |w| w.output.o_len = 0),
         ("lse", |w| w.output.lse_len -= 1),
