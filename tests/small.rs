@@ -68,7 +68,7 @@ fn tasks() {
     let laid = host.laid(PLAIN);
     let problem = laid.problem();
     let plan = Plan::new(&problem).unwrap();
-    assert_eq!(plan.tasks(), 4);
+    assert_eq!(plan.tasks(), 3);
     assert_eq!(Plan::from_words(plan.to_words()), Some(plan));
     same(
         &combined(&problem, &options()),
