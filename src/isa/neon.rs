@@ -26,5 +26,6 @@ backend! {
     pack: shared;
     c1: _ => 6 x 4;
     c2: 4;
+    asking: 8;
     chains: 24;
 }
