@@ -159,7 +159,7 @@ fn push<T>(
             *len += 1;
         }
         Some(_) => {}
-        None => *lost = count > 0,
+        None => *lost |= count > 0,
     }
 }
 
@@ -363,4 +363,24 @@ pub unsafe fn put<T: Copy>(argument: &'static str, memory: *mut T, value: T) -> 
     // SAFETY: not null and aligned (`check`), and the caller's to be written.
     unsafe { memory.write(value) };
     Ok(())
+}
+
+// Compiled where the modules are part of a test: `tests/abi.rs`.
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_without_room_is_not_forgotten() {
+        let mut regions = Regions::new();
+        for _ in 0..Regions::MAX {
+            regions.read("q", &0_u8, 1);
+        }
+        assert!(regions.check().is_ok());
+        regions.read("kv", &0_u8, 1);
+        assert!(matches!(regions.check(), Err(Fault::Other)));
+        // Nor when what comes behind it is nothing.
+        regions.read("sink", &0_u8, 0);
+        assert!(matches!(regions.check(), Err(Fault::Other)));
+    }
 }
