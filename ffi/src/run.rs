@@ -471,7 +471,7 @@ unsafe fn read_plan(
         *word = u64::from_le_bytes(*bytes);
     }
     match words {
-        [MAGIC, version, plan @ ..] if version == types::AMLA_ABI_VERSION.into() => {
+        [MAGIC, version, plan @ ..] if version == u64::from(types::AMLA_ABI_VERSION) => {
             Plan::from_words(plan).ok_or(Fault::NotAPlan)
         }
         _ => Err(Fault::NotAPlan),

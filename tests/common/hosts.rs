@@ -12,7 +12,7 @@ use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::common::{close, modes, normal, tolerance, workspace};
+use crate::common::{close, modes, normal, tolerance, used_workspace, workspace};
 
 // -------------------------------------------------------------------------------------------------
 // Hosts
@@ -214,6 +214,11 @@ impl Host {
     pub fn key(&mut self, r: usize, k: usize) -> &mut [bf16] {
         let width = self.heads[1] * self.dims.0;
         &mut self.requests[r].k[k * width..][..width]
+    }
+
+    /// Whether values lie apart from the keys.
+    pub fn has_values(&self) -> bool {
+        self.requests.first().is_some_and(|r| r.v.is_some())
     }
 
     pub fn value(&mut self, r: usize, k: usize) -> &mut [bf16] {
@@ -539,8 +544,7 @@ impl Host {
             Keys::Paged(_) => table.at(r, k),
         };
         let kv = self.lay(dims, widths(layout.split_k), padding, |r| &r.k, at);
-        let separate = self.requests.first().is_some_and(|r| r.v.is_some());
-        let v = separate.then(|| {
+        let v = self.has_values().then(|| {
             let [v, _] = self.lay(dims, [d_v, 0], padding, |r| r.v.as_ref().unwrap(), at);
             v
         });
@@ -657,7 +661,7 @@ fn written(problem: &Problem, call: impl FnOnce(Output) -> Result<(), Error>) ->
 
 pub fn decoded(problem: &Problem, options: &Options) -> Bits {
     written(problem, |output| {
-        decode(problem, options, &mut workspace(), output)
+        used_workspace(|workspace| decode(problem, options, workspace, output))
     })
 }
 

@@ -3,6 +3,7 @@
 
 pub mod precision;
 
+use std::cell::RefCell;
 use std::io::Write;
 
 use amla::{
@@ -326,6 +327,14 @@ pub fn frobenius(got: &[f32], want: &[f64]) -> f64 {
         w2 += want.powi(2);
     }
     if d2 == 0.0 { 0.0 } else { (d2 / w2).sqrt() }
+}
+
+/// A workspace that holds what the thread's last call left there.
+pub fn used_workspace<T>(use_it: impl FnOnce(&mut Workspace) -> T) -> T {
+    thread_local! {
+        static USED: RefCell<Box<Workspace>> = RefCell::new(workspace());
+    }
+    USED.with(|used| use_it(&mut used.borrow_mut()))
 }
 
 pub fn workspace() -> Box<Workspace> {

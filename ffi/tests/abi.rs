@@ -1,0 +1,44 @@
+//! The fuzz target `c_abi` (`ffi/fuzz/`) without a fuzzer: its seeds, and every input that once
+//! failed, by name.
+#![allow(dead_code, reason = "what is shared has more than is used")]
+#![allow(unsafe_code, reason = "a caller in C")]
+
+#[path = "../fuzz/c_abi.rs"]
+mod c_abi;
+#[path = "../../tests/common/mod.rs"]
+mod common;
+#[path = "../../tests/common/corpus.rs"]
+mod corpus;
+#[path = "../../fuzz/src/decode.rs"]
+mod decode;
+#[path = "../../fuzz/src/draw.rs"]
+mod draw;
+#[path = "../../fuzz/src/exact.rs"]
+mod exact;
+#[path = "../../tests/common/hosts.rs"]
+mod hosts;
+#[path = "../../fuzz/src/rows.rs"]
+mod rows;
+
+// The library as it is, but for its root: that is a static library, which Rust can't call.
+#[path = "../src/call.rs"]
+mod call;
+#[path = "../src/encode.rs"]
+mod encode;
+#[path = "../src/fault.rs"]
+mod fault;
+#[path = "../src/info.rs"]
+mod info;
+#[path = "../src/layout.rs"]
+mod layout;
+#[path = "../src/memory.rs"]
+mod memory;
+#[path = "../src/run.rs"]
+mod run;
+#[path = "../src/types.rs"]
+mod types;
+
+#[test]
+fn seeds() {
+    corpus::replay("c_abi", c_abi::run);
+}

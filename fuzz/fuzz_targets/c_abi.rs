@@ -1,0 +1,27 @@
+#![no_main]
+#![allow(dead_code, reason = "the interface has more than the target calls")]
+
+use amla_fuzz::{decode, draw, hosts};
+
+#[path = "../../ffi/fuzz/c_abi.rs"]
+mod c_abi;
+
+// The library as it is, but for its root: that is a static library, which Rust can't call.
+#[path = "../../ffi/src/call.rs"]
+mod call;
+#[path = "../../ffi/src/encode.rs"]
+mod encode;
+#[path = "../../ffi/src/fault.rs"]
+mod fault;
+#[path = "../../ffi/src/info.rs"]
+mod info;
+#[path = "../../ffi/src/layout.rs"]
+mod layout;
+#[path = "../../ffi/src/memory.rs"]
+mod memory;
+#[path = "../../ffi/src/run.rs"]
+mod run;
+#[path = "../../ffi/src/types.rs"]
+mod types;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| c_abi::run(data));

@@ -1,0 +1,592 @@
+//! Every backend against FP64, with a bound that follows from the problem (`exact`): any layout,
+//! mask, choice of keys and format, with special values among them.
+
+use std::fmt::Debug;
+
+use amla::format::{FP8_ROW, MODEL1_ROW, MODEL1_SCALES, encode_fp8, encode_int8, encode_model1};
+use amla::{
+    Backend, Data, Elements, Extra, Indices, Options, Pages, Precision, Problem, Rescale,
+    SUPPORTED_DIMS, Shape, Sparse, Tensor, decode,
+};
+use half::{bf16, f16};
+
+use crate::common::{backends, normal, used_workspace};
+use crate::draw::Draw;
+use crate::exact::{Arithmetic, Row, Want, rows};
+use crate::hosts::{self, Host, Keys, Layout, Rows};
+
+pub fn run(data: &[u8]) {
+    with_problem(data, |problem, call| {
+        let rows = rows(problem);
+        let d_v = problem.shape.d_v;
+        let (o, lse) = hosts::golden(problem);
+        let golden = Wants::of(&rows, Arithmetic::FP64);
+        golden.check(|row, c| o[row * d_v + c], |row| lse[row], &"Golden");
+        let mut wants = golden;
+        for backend in backends() {
+            let options = Options {
+                backend,
+                ..call.options
+            };
+            let (o, lse) = hosts::decoded(problem, &options);
+            let number = |bits: u32| f64::from(f32::from_bits(bits));
+            // Several backends compute alike.
+            if wants.arithmetic != Arithmetic::of(&options) {
+                wants = Wants::of(&rows, Arithmetic::of(&options));
+            }
+            wants.check(
+                |row, c| number(o[row * d_v + c]),
+                |row| number(lse[row]),
+                &options,
+            );
+            if call.rounded {
+                rounded(problem, &options, &o);
+            }
+        }
+    });
+}
+
+/// Masks, layout and formats.
+pub fn kind(data: &[u8]) -> Option<String> {
+    let mut kind = None;
+    with_problem(data, |problem, call| {
+        let name = |data: &Data| match data {
+            Data::Bf16(_) => "bf16",
+            Data::F16(_) => "f16",
+            Data::Fp8(_) => "fp8",
+            Data::Model1 { .. } => "model1",
+            Data::Int8 { .. } => "int8",
+        };
+        let mut words = vec![name(&problem.kv.data)];
+        let mut add = |there: bool, word: &'static str| words.extend(there.then_some(word));
+        add(problem.pages.is_some(), "paged");
+        add(problem.kv_indptr.is_some(), "ragged");
+        add(problem.v.is_some(), "v");
+        add(problem.k_rope.is_some(), "rope");
+        add(problem.causal, "causal");
+        add(problem.window.is_some(), "window");
+        add(problem.tail_mask.is_some(), "tree");
+        add(problem.sparse.is_some(), "sparse");
+        add(
+            problem.sparse.is_some_and(|sparse| sparse.extra.is_some()),
+            "extra",
+        );
+        add(problem.sink.is_some(), "sink");
+        add(call.special, "special");
+        add(problem.shape.s_k >= 1024, "long");
+        kind = Some(words.join("-"));
+    });
+    kind
+}
+
+/// How an input wants its problem computed.
+pub struct Call {
+    pub options: Options,
+    /// Outputs in BF16 and FP16, too.
+    rounded: bool,
+    /// There are values that nobody expects.
+    special: bool,
+}
+
+/// What each row must be, computed so.
+struct Wants {
+    arithmetic: Arithmetic,
+    rows: Vec<(Vec<Want>, Want)>,
+}
+
+impl Wants {
+    fn of(rows: &[Row], arithmetic: Arithmetic) -> Self {
+        Self {
+            arithmetic,
+            rows: rows.iter().map(|row| row.want(arithmetic)).collect(),
+        }
+    }
+
+    fn check(&self, o: impl Fn(usize, usize) -> f64, lse: impl Fn(usize) -> f64, who: &dyn Debug) {
+        for (i, (want_o, want_lse)) in self.rows.iter().enumerate() {
+            let got = lse(i);
+            assert!(
+                want_lse.admits(got),
+                "lse[{i}] = {got}, want {want_lse:?}, {who:?}"
+            );
+            for (c, want) in want_o.iter().enumerate() {
+                let got = o(i, c);
+                assert!(
+                    want.admits(got),
+                    "O[{i}][{c}] = {got}, want {want:?}, {who:?}"
+                );
+            }
+        }
+    }
+}
+
+/// Outputs in other formats are FP32's, rounded.
+fn rounded(problem: &Problem, options: &Options, o: &[u32]) {
+    let rows = hosts::rows(problem);
+    let mut lse = vec![0.0; rows];
+    let (mut bf16s, mut f16s) = (vec![bf16::ZERO; o.len()], vec![f16::ZERO; o.len()]);
+    for elements in [Elements::Bf16(&mut bf16s), Elements::F16(&mut f16s)] {
+        let output = hosts::output(problem, elements, &mut lse);
+        used_workspace(|workspace| decode(problem, options, workspace, output)).unwrap();
+    }
+    for (i, &x) in o.iter().enumerate() {
+        let x = f32::from_bits(x);
+        if x.is_nan() {
+            assert!(bf16s[i].is_nan() && f16s[i].is_nan());
+            continue;
+        }
+        assert_eq!(bf16s[i], bf16::from_f32(x), "{x} in BF16");
+        assert_eq!(f16s[i], f16::from_f32(x), "{x} in FP16");
+    }
+}
+
+/// The problem that an input describes: sizes first, values last.
+pub fn with_problem(data: &[u8], use_it: impl FnOnce(&Problem, &Call)) {
+    let mut draw = Draw::new(data);
+    let draw = &mut draw;
+    let call = Call {
+        options: Options {
+            backend: Backend::detect(),
+            rescale: draw.one_of(&[Rescale::Exact, Rescale::Compensated]),
+            precision: draw.one_of(&[Precision::Bf16, Precision::Bf16x2]),
+        },
+        rounded: draw.once_in(8),
+        special: false,
+    };
+    if draw.once_in(3) {
+        with_sparse(draw, call, use_it);
+    } else {
+        with_host(draw, call, use_it);
+    }
+}
+
+/// How a cache is stored.
+#[derive(Clone, Copy, PartialEq)]
+enum Format {
+    Bf16,
+    F16,
+    Int8,
+    Fp8,
+    Model1,
+}
+
+const FORMATS: [Format; 5] = [
+    Format::Bf16,
+    Format::F16,
+    Format::Int8,
+    Format::Fp8,
+    Format::Model1,
+];
+
+/// Small widths more often than large ones, unless the format has but one.
+fn dims(draw: &mut Draw, format: Format) -> (usize, usize) {
+    match format {
+        Format::Fp8 => (576, 512),
+        Format::Model1 => (512, 512),
+        _ if draw.once_in(4) => draw.one_of(SUPPORTED_DIMS),
+        _ => draw.one_of(&[(64, 64), (128, 128), (192, 128)]),
+    }
+}
+
+/// Query heads and KV heads: a row, few of them, panels and parts of them.
+fn heads(draw: &mut Draw, format: Format) -> [usize; 2] {
+    let group = draw.one_of(&[1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33, 64, 65, 130]);
+    let h_kv = match format {
+        Format::Model1 => 1,
+        _ if group < 8 => draw.one_of(&[1, 1, 2, 3]),
+        _ => 1,
+    };
+    [group * h_kv, h_kv]
+}
+
+/// A number of keys, often one beside an edge; `most` keeps an execution within milliseconds.
+fn keys(draw: &mut Draw, most: usize) -> usize {
+    const EDGES: [usize; 24] = [
+        0, 1, 2, 3, 31, 32, 33, 63, 95, 96, 97, 191, 192, 193, 194, 287, 288, 289, 383, 384, 385,
+        577, 1024, 1057,
+    ];
+    match draw.once_in(2) {
+        true => draw.one_of(&EDGES),
+        false => draw.among(0..=300),
+    }
+    .min(most)
+}
+
+/// Multiply-adds of one backend on one problem, about.
+const WORK: usize = 1 << 18;
+
+fn scale(draw: &mut Draw, d_qk: usize) -> f32 {
+    let usual = (d_qk as f32).sqrt().recip();
+    let any = draw.f32();
+    match draw.u8() {
+        0..=99 => usual,
+        100..=199 => -usual * draw.one_of(&[-0.01, -4.0, -30.0, 1.0, 10.0, -1000.0]),
+        200..=220 => draw.one_of(&[0.0, -0.0, 1e-30, 1e-42, 1.0, -1.0]),
+        _ if (f64::from(any) * 2.0).is_finite() && any.abs() < 1e38 => any,
+        _ => usual,
+    }
+}
+
+fn sink(draw: &mut Draw, heads: usize) -> Option<Vec<f32>> {
+    draw.once_in(4).then(|| {
+        let one = |_| match draw.u8() {
+            0 => draw.f32(),
+            1 => f32::INFINITY,
+            2 => f32::NEG_INFINITY,
+            x => f32::from(x) / 16.0 - 8.0,
+        };
+        (0..heads).map(one).collect()
+    })
+}
+
+/// Multiplies by a power of two.
+fn shift(row: &mut [bf16], exponent: i32) {
+    for x in row {
+        *x = bf16::from_f32(x.to_f32() * (exponent as f32).exp2());
+    }
+}
+
+/// A pattern that an input puts somewhere.
+fn special(draw: &mut Draw) -> bf16 {
+    let bits = draw.u16();
+    match draw.u8() {
+        0..=40 => bf16::NAN,
+        41..=80 => bf16::INFINITY,
+        81..=120 => bf16::NEG_INFINITY,
+        121..=130 => bf16::MAX,
+        131..=140 => bf16::from_bits(1),
+        _ => bf16::from_bits(bits),
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Keys in their order
+// -------------------------------------------------------------------------------------------------
+
+fn with_host(draw: &mut Draw, mut call: Call, use_it: impl FnOnce(&Problem, &Call)) {
+    let format = draw.one_of(&FORMATS);
+    let dims = dims(draw, format);
+    let heads = heads(draw, format);
+    let requests = draw.among(1..=3);
+    let most = WORK / (dims.0 * heads[0] * requests);
+    let requests: Vec<(usize, usize)> = (0..requests)
+        .map(|_| {
+            let n = draw.one_of(&[1, 1, 1, 0, 2, 3]);
+            (n, keys(draw, most / n.max(1)))
+        })
+        .collect();
+    let mut host = Host::new(heads, dims, &requests);
+    let quantised = matches!(format, Format::Fp8 | Format::Model1);
+    if !quantised && draw.once_in(3) {
+        host = host.separate_v();
+    }
+    match draw.one_of(&[0, 0, 1, 1, 2]) {
+        0 => {}
+        1 => host = host.causal(true),
+        _ => {
+            let tail = draw.one_of(&[1, 5, 63, 64, 65, 130]);
+            let bits = [draw.u64(), draw.u64()];
+            host = host.tail(tail, |r, j, i| {
+                bits[(r + j) % 2] >> ((i * (j + 1) + r) % 64) & 1 == 1
+            });
+        }
+    }
+    if draw.once_in(3) {
+        host = host.window(draw.one_of(&[1, 2, 31, 100, 192, 193]));
+    }
+    host.sink = sink(draw, heads[0]);
+    host.scale = scale(draw, dims.0);
+    for r in 0..requests.len() {
+        if draw.once_in(4) {
+            shift(host.queries(r), draw.exponent(20).clamp(-140, 100));
+        }
+    }
+    for _ in 0..draw.one_of(&[0, 0, 0, 1, 2, 5]) {
+        put(draw, &mut host);
+        call.special = true;
+    }
+    let split = !quantised && dims.0 > dims.1;
+    let layout = Layout {
+        keys: match draw.among(0..=2) {
+            0 => Keys::Contiguous,
+            1 => Keys::Ragged,
+            _ => Keys::Paged(draw.one_of(&[1, 2, 3, 16, 64, 100])),
+        },
+        spare: draw.one_of(&[0, 0, 1, 3]),
+        padding: draw.one_of(&[0, 0, 1, 3]),
+        ragged_q: draw.once_in(4),
+        split_q: split && draw.once_in(3),
+        split_k: split && draw.once_in(3),
+    };
+    let laid = host.laid(layout);
+    let problem = laid.problem();
+    let (q, v) = (
+        draw.one_of(&[Format::Bf16, Format::Bf16, Format::F16, Format::Int8]),
+        draw.one_of(&FORMATS[..3]),
+    );
+    let s = problem.shape;
+    let outer = match (&problem.pages, problem.kv_indptr) {
+        (Some(pages), _) => [pages.pages, pages.page_size, s.h_kv],
+        (None, Some(indptr)) => [1, *indptr.last().unwrap() as usize, s.h_kv],
+        (None, None) => [s.b, s.s_k, s.h_kv],
+    };
+    let queries = match problem.q_indptr {
+        Some(indptr) => [1, *indptr.last().unwrap() as usize, s.h_q],
+        None => [s.b, s.s_q, s.h_q],
+    };
+    let width = |split: bool| if split { s.d_v } else { s.d_qk };
+    let q = Stored::new(&problem.q, queries, width(layout.split_q), q);
+    let kv = Stored::new(&problem.kv, outer, width(layout.split_k), format);
+    let v = problem
+        .v
+        .map(|tensor| Stored::new(&tensor, outer, s.d_v, v));
+    let problem = Problem {
+        q: q.tensor(),
+        kv: kv.tensor(),
+        v: v.as_ref().map(Stored::tensor),
+        ..problem
+    };
+    use_it(&problem, &call);
+}
+
+/// Puts a special value somewhere into a query, a key or a value, or makes many of a row.
+fn put(draw: &mut Draw, host: &mut Host) {
+    let r = draw.among(0..=host.requests.len() - 1);
+    let (len, x) = (host.requests[r].len, special(draw));
+    let k = draw.among(0..=len.max(1) - 1);
+    let separate = draw.once_in(2);
+    let row = match draw.among(0..=2) {
+        0 => host.queries(r),
+        _ if len == 0 => return,
+        1 if separate && host.has_values() => host.value(r, k),
+        _ => host.key(r, k),
+    };
+    if row.is_empty() {
+        return;
+    }
+    let at = draw.among(0..=row.len() - 1);
+    match draw.once_in(8) {
+        true => row[at..].fill(x),
+        false => row[at] = x,
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Chosen keys
+// -------------------------------------------------------------------------------------------------
+
+fn with_sparse(draw: &mut Draw, mut call: Call, use_it: impl FnOnce(&Problem, &Call)) {
+    let format = draw.one_of(&FORMATS);
+    let (d_qk, d_v) = dims(draw, format);
+    let [h_q, h_kv] = heads(draw, format);
+    let (b, s_q) = (draw.among(1..=2), draw.among(1..=2));
+    let paged = draw.once_in(2);
+    let [dims, second] = [(); 2].map(|()| {
+        let (outer, inner) = (draw.among(1..=6), draw.one_of(&[1, 2, 16, 64]));
+        [if paged { outer } else { b }, inner, h_kv]
+    });
+    let second = [second[0], second[1], h_kv];
+    let most = WORK / (d_qk * h_q * b * s_q);
+    let topk = keys(draw, most);
+    let extra = draw.once_in(2).then(|| keys(draw, most - topk));
+    let spread = draw.exponent(10).clamp(-100, 60);
+    let mut fill = |dims: [usize; 3], width: usize, seed: u64| {
+        let mut rows = Rows::new(dims, width, draw.one_of(&[0, 0, 1, 3]));
+        let mut values = normal(seed, 1.0, dims.iter().product::<usize>() * width);
+        if draw.once_in(4) {
+            shift(&mut values, spread);
+        }
+        if draw.once_in(3) && !values.is_empty() {
+            let at = draw.among(0..=values.len() - 1);
+            values[at] = special(draw);
+            call.special = true;
+        }
+        for (i, row) in values.chunks(width).enumerate() {
+            let at = [i / dims[2] / dims[1], i / dims[2] % dims[1], i % dims[2]];
+            rows.row(at).copy_from_slice(row);
+        }
+        rows
+    };
+    let q = fill([b, s_q, h_q], d_qk, 1);
+    let kv = fill(dims, d_qk, 2);
+    let other = fill(second, d_qk, 3);
+    let mut places = |[outer, inner, _]: [usize; 3], topk: usize| -> Places {
+        let keys = if paged { outer * inner } else { inner };
+        let [gap, far] = [draw.among(0..=2), usize::from(draw.once_in(4))];
+        let bits = draw.u64();
+        let place = |i: usize| {
+            // Some of them nowhere.
+            let place = (i.wrapping_mul(bits as usize | 1)) >> 7;
+            (place % (keys + 3 + far * 1000)) as i32 - 2
+        };
+        let strides = [s_q * (topk + gap), topk + gap];
+        let lengths = draw
+            .once_in(2)
+            .then(|| (0..b).map(|_| draw.among(0..=topk) as i32));
+        Places {
+            entries: (0..b * strides[0] + topk).map(place).collect(),
+            strides,
+            topk,
+            lengths: lengths.map(Iterator::collect),
+        }
+    };
+    let indices = places(dims, topk);
+    let extra_places = extra.map(|topk| places([second[0], second[1], 1], topk));
+    let lens: Option<Vec<i32>> = (!paged && draw.once_in(2))
+        .then(|| (0..b).map(|_| draw.among(0..=dims[1]) as i32).collect());
+    let sink = sink(draw, h_q);
+    let softmax_scale = scale(draw, d_qk);
+    let same_format = matches!(format, Format::Fp8 | Format::Model1);
+    let other_format = if same_format {
+        format
+    } else {
+        draw.one_of(&FORMATS[..3])
+    };
+    let q = Stored::new(&q.tensor(), [b, s_q, h_q], d_qk, Format::Bf16);
+    let kv = Stored::new(&kv.tensor(), dims, d_qk, format);
+    let other = Stored::new(&other.tensor(), second, d_qk, other_format);
+    let shape = Shape {
+        b,
+        s_q,
+        s_k: if paged { 0 } else { dims[1] },
+        h_q,
+        h_kv,
+        d_qk,
+        d_v,
+    };
+    let problem = Problem {
+        q: q.tensor(),
+        kv: kv.tensor(),
+        pages: paged.then_some(Pages {
+            block_table: &[],
+            max_blocks: 0,
+            page_size: dims[1],
+            pages: dims[0],
+        }),
+        cache_seqlens: lens.as_deref(),
+        sparse: Some(Sparse {
+            indices: indices.indices(),
+            extra: extra_places.as_ref().map(|places| Extra {
+                kv: other.tensor(),
+                pages: second[0],
+                page_size: second[1],
+                indices: places.indices(),
+            }),
+        }),
+        sink: sink.as_deref(),
+        ..Problem::dense(shape, &[], &[], softmax_scale)
+    };
+    use_it(&problem, &call);
+}
+
+struct Places {
+    entries: Vec<i32>,
+    strides: [usize; 2],
+    topk: usize,
+    lengths: Option<Vec<i32>>,
+}
+
+impl Places {
+    fn indices(&self) -> Indices<'_> {
+        Indices {
+            indices: &self.entries,
+            strides: self.strides,
+            topk: self.topk,
+            topk_length: self.lengths.as_deref(),
+        }
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Formats
+// -------------------------------------------------------------------------------------------------
+
+/// A tensor in another format.
+struct Stored {
+    elements: Owned,
+    strides: [usize; 3],
+}
+
+enum Owned {
+    Bf16(Vec<bf16>),
+    F16(Vec<f16>),
+    Int8(Vec<i8>, Vec<f32>),
+    Fp8(Vec<u8>),
+    /// Rows and scales of each page, the rows first.
+    Model1(Vec<u8>, usize),
+}
+
+impl Stored {
+    /// FP16 and INT8 lie as the tensor does, scales where their rows begin; FP8 lies dense.
+    fn new(tensor: &Tensor, dims: [usize; 3], width: usize, format: Format) -> Self {
+        let Data::Bf16(data) = tensor.data else {
+            unreachable!("tensors are laid out in BF16");
+        };
+        let [outer, inner, heads] = dims;
+        let mut strides = tensor.strides;
+        let places =
+            (0..outer * inner * heads).map(|i| [i / heads / inner, i / heads % inner, i % heads]);
+        let rows = places.map(|at| {
+            let start = at
+                .iter()
+                .zip(tensor.strides)
+                .map(|(i, stride)| i * stride)
+                .sum();
+            (start, at)
+        });
+        let row = |start: usize| &data[start..][..width];
+        let elements = match format {
+            Format::Bf16 => Owned::Bf16(data.to_vec()),
+            Format::F16 => Owned::F16(data.iter().map(|x| f16::from_f32(x.to_f32())).collect()),
+            Format::Int8 => {
+                let (mut values, mut scales) = (vec![0; data.len()], vec![f32::NAN; data.len()]);
+                for (start, _) in rows {
+                    scales[start] = encode_int8(row(start), &mut values[start..][..width]).unwrap();
+                }
+                Owned::Int8(values, scales)
+            }
+            Format::Fp8 => {
+                strides = [inner * heads * FP8_ROW, heads * FP8_ROW, FP8_ROW];
+                let mut bytes = vec![0; outer * strides[0]];
+                for ((start, _), bytes) in rows.zip(bytes.chunks_mut(FP8_ROW)) {
+                    encode_fp8(row(start), bytes).unwrap();
+                }
+                Owned::Fp8(bytes)
+            }
+            Format::Model1 => {
+                let scales = inner * MODEL1_ROW;
+                strides = [inner * (MODEL1_ROW + MODEL1_SCALES), MODEL1_ROW, 0];
+                let mut bytes = vec![0; outer * strides[0]];
+                for (start, [outer, inner, _]) in rows {
+                    let page = &mut bytes[outer * strides[0]..][..strides[0]];
+                    let (values, scales) = page.split_at_mut(scales);
+                    let values = &mut values[inner * MODEL1_ROW..][..MODEL1_ROW];
+                    let scales = &mut scales[inner * MODEL1_SCALES..][..MODEL1_SCALES];
+                    encode_model1(row(start), values, scales).unwrap();
+                }
+                Owned::Model1(bytes, scales)
+            }
+        };
+        Self { elements, strides }
+    }
+
+    fn tensor(&self) -> Tensor<'_> {
+        let strides = self.strides;
+        let data = match &self.elements {
+            Owned::Bf16(data) => Data::Bf16(data),
+            Owned::F16(data) => Data::F16(data),
+            Owned::Int8(values, scales) => Data::Int8 {
+                values,
+                scales,
+                strides,
+            },
+            Owned::Fp8(bytes) => Data::Fp8(bytes),
+            &Owned::Model1(ref bytes, scales) => Data::Model1 {
+                bytes,
+                scales,
+                scale_stride: MODEL1_SCALES,
+            },
+        };
+        Tensor { data, strides }
+    }
+}

@@ -1,0 +1,517 @@
+//! Attention in FP64, from a problem's memory by nothing but its documentation, and how far
+//! from it a computation with given roundings may be.
+//!
+//! The bound follows the definitions, row by row. With weights `w_k = 2^(t_k) / sum of 2^(t_i)`,
+//! `t_k` a score in log2 units and `D_k` its distance from the largest:
+//!
+//! * A score is a sum of products that are exact in FP32, 96 at a time, then of these sums. It is
+//!   off by at most `(96 + d_qk / 96) u` of the sum of magnitudes: its condition counts.
+//! * `t_k` is off by that times the scale, and by some `u D_k` for the products and differences on
+//!   the way; by `u |t|` too where the reference isn't exact: in the compensated mode, and from
+//!   2^22 on, where FP32 has no fraction left.
+//! * So P is off by a factor `exp(ln 2 error)`, a few units in the last place for the exponential,
+//!   and what it is rounded to; the compensation misses by `2^-8` with every block at most.
+//! * With P off by factors `1 + g_k`, the output, a quotient of two sums over P, is off by at most
+//!   `sum of w_k g_k (|v_k| + |O|) / (1 - sum of w_k g_k)`, and by the summation's own rounding:
+//!   as many `u` of `sum of w_k |v_k|` as there are additions.
+//! * Each operation may lose what is below the smallest normal number, each operand too.
+
+use amla::schedule::splits;
+use amla::{BLOCK_KEYS, BackendId, Options, Precision, Problem, Rescale, Sparse, Tensor};
+use half::bf16;
+
+use crate::rows::row;
+
+/// How something computes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Arithmetic {
+    /// Half a unit in the last place of 1.
+    unit: f64,
+    /// What P may be off by once it is rounded.
+    probability: f64,
+    /// Whether the reference is the rounded maximum, not an integer.
+    rounded_reference: bool,
+    /// Whether that is made up for by integer additions.
+    compensated: bool,
+    /// The smallest normal number.
+    tiny: f64,
+    /// P is surely not 0 down to two to the power of minus this.
+    range: f64,
+    /// Numbers so large may overflow.
+    huge: f64,
+}
+
+impl Arithmetic {
+    /// `reference::golden`.
+    pub const FP64: Self = Self {
+        unit: f64::EPSILON / 2.0,
+        probability: 0.0,
+        rounded_reference: true,
+        compensated: false,
+        tiny: f64::MIN_POSITIVE,
+        range: 1000.0,
+        huge: f64::MAX / 4.0,
+    };
+
+    /// The kernel.
+    pub fn of(options: &Options) -> Self {
+        let compensated = options.rescale == Rescale::Compensated;
+        Self {
+            unit: f64::from(f32::EPSILON) / 2.0,
+            probability: match (options.backend.id(), options.precision) {
+                // As docs/algorithm.md has it.
+                (BackendId::Avx512Bf16, Precision::Bf16) => 2.0_f64.powi(-8),
+                (BackendId::Avx512Bf16, Precision::Bf16x2) => 2.0_f64.powi(-17),
+                // P whole.
+                _ => 0.0,
+            },
+            rounded_reference: compensated,
+            compensated: compensated && options.precision == Precision::Bf16,
+            tiny: f32::MIN_POSITIVE.into(),
+            range: 120.0,
+            huge: f64::from(f32::MAX) / 4.0,
+        }
+    }
+}
+
+/// What a number must be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Want {
+    /// So far from it at most.
+    Near(f64, f64),
+    Nan,
+    Infinite(f64),
+    NotFinite,
+    /// Ill-conditioned, or beyond the range of numbers.
+    Anything,
+}
+
+impl Want {
+    pub fn admits(self, got: f64) -> bool {
+        match self {
+            Self::Near(want, limit) => (got - want).abs() <= limit,
+            Self::Nan => got.is_nan(),
+            Self::Infinite(want) => got == want,
+            Self::NotFinite => !got.is_finite(),
+            Self::Anything => true,
+        }
+    }
+}
+
+/// A query of one head, and what it attends to.
+pub struct Row {
+    /// Scores in log2 units and what is known of them, one for each key that it sees.
+    scores: Vec<Score>,
+    /// `[keys, d_v]`
+    values: Vec<f64>,
+    d_v: usize,
+    d_qk: usize,
+    /// Keys that it might have seen.
+    keys: usize,
+    sink: Option<f64>,
+}
+
+struct Score {
+    t: f64,
+    /// Sum of the magnitudes of its products, in the same units.
+    size: f64,
+    /// What subnormal numbers are worth, in units of the smallest normal one.
+    below: f64,
+    /// A product of infinity and a subnormal number, or zero.
+    unsure: bool,
+}
+
+/// All rows, `[tokens, h_q]`.
+pub fn rows(problem: &Problem) -> Vec<Row> {
+    let shape = problem.shape;
+    let mut rows = Vec::new();
+    for b in 0..shape.b {
+        let [start, n] = match problem.q_indptr {
+            Some(indptr) => [int(indptr[b]), int(indptr[b + 1] - indptr[b])],
+            None => [0, shape.s_q],
+        };
+        for (j, h) in (0..n).flat_map(|j| (0..shape.h_q).map(move |h| (j, h))) {
+            let at = match problem.q_indptr {
+                Some(_) => [0, start + j, h],
+                None => [b, j, h],
+            };
+            let places = places(problem, b, j, n, at[1]);
+            rows.push(Row::of(problem, at, &places));
+        }
+    }
+    rows
+}
+
+/// Where the keys lie that a query position may see, each in a cache of its own; `None` where
+/// it doesn't see one.
+type Places<'a> = Vec<Option<(&'a Tensor<'a>, [usize; 2])>>;
+
+fn places<'a>(problem: &'a Problem<'a>, b: usize, j: usize, n: usize, token: usize) -> Places<'a> {
+    let cached = match (problem.cache_seqlens, problem.kv_indptr) {
+        (Some(lens), _) => int(lens[b]),
+        (None, Some(indptr)) => int(indptr[b + 1] - indptr[b]),
+        (None, None) => problem.shape.s_k,
+    };
+    let within = |k: usize| match problem.kv_indptr {
+        Some(indptr) => [0, int(indptr[b]) + k],
+        None => [b, k],
+    };
+    if let Some(Sparse { indices, extra }) = &problem.sparse {
+        let listed = |indices: &amla::Indices| {
+            let len = indices
+                .topk_length
+                .map_or(indices.topk, |lengths| int(lengths[b]));
+            let start = b * indices.strides[0] + j * indices.strides[1];
+            indices.indices[start..start + len].to_vec()
+        };
+        let paged = |place: usize, size: usize, pages: usize| {
+            (place / size < pages).then_some([place / size, place % size])
+        };
+        let own = listed(indices).into_iter().map(|place| {
+            let place = usize::try_from(place).ok()?;
+            let at = match &problem.pages {
+                Some(pages) => paged(place, pages.page_size, pages.pages)?,
+                None => (place < cached).then(|| within(place))?,
+            };
+            Some((&problem.kv, at))
+        });
+        let mut places: Places = own.collect();
+        if let Some(extra) = extra {
+            places.extend(listed(&extra.indices).into_iter().map(|place| {
+                let place = usize::try_from(place).ok()?;
+                Some((&extra.kv, paged(place, extra.page_size, extra.pages)?))
+            }));
+        }
+        return places;
+    }
+    let seen = |k: usize| {
+        // How far behind the query's own key.
+        let past = (cached + j) as i64 - (n + k) as i64;
+        let before = |window: usize| past >= 0 && past as u64 >= window as u64;
+        let shown = problem.tail_mask.is_none_or(|mask| {
+            let words = mask.tail.div_ceil(64);
+            let row = match problem.q_indptr {
+                Some(_) => token,
+                None => b * problem.shape.s_q + j,
+            };
+            (k + mask.tail)
+                .checked_sub(cached)
+                .is_none_or(|i| mask.words[row * words + i / 64] >> (i % 64) & 1 == 1)
+        });
+        shown && (past >= 0 || !problem.causal) && !problem.window.is_some_and(before)
+    };
+    let place = |k: usize| match &problem.pages {
+        Some(pages) => {
+            let page = pages.block_table[b * pages.max_blocks + k / pages.page_size];
+            [int(page), k % pages.page_size]
+        }
+        None => within(k),
+    };
+    let places = (0..cached).map(|k| seen(k).then(|| (&problem.kv, place(k))));
+    places.collect()
+}
+
+fn int(x: i32) -> usize {
+    x.try_into().unwrap()
+}
+
+/// A row in two parts, the second of which may be missing.
+fn whole(
+    first: &Tensor,
+    second: Option<&Tensor>,
+    at: [usize; 3],
+    [d_qk, d_v]: [usize; 2],
+) -> Vec<bf16> {
+    match second {
+        Some(rope) => [row(first, at, d_v), row(rope, at, d_qk - d_v)].concat(),
+        None => row(first, at, d_qk),
+    }
+}
+
+impl Row {
+    fn of(problem: &Problem, at: [usize; 3], places: &Places) -> Self {
+        let shape = problem.shape;
+        let widths = [shape.d_qk, shape.d_v];
+        let query = whole(&problem.q, problem.q_rope.as_ref(), at, widths);
+        let head = at[2] / (shape.h_q / shape.h_kv);
+        let scale = f64::from(problem.softmax_scale) * std::f64::consts::LOG2_E;
+        let (mut scores, mut values) = (Vec::new(), Vec::new());
+        for (cache, [outer, token]) in places.iter().flatten() {
+            let at = [*outer, *token, head];
+            let key = whole(cache, problem.k_rope.as_ref(), at, widths);
+            scores.push(Score::of(&query, &key, scale));
+            let value = match &problem.v {
+                Some(v) => row(v, at, shape.d_v),
+                None => key[..shape.d_v].to_vec(),
+            };
+            values.extend(value.iter().map(|x| x.to_f64()));
+        }
+        Self {
+            scores,
+            values,
+            d_v: shape.d_v,
+            d_qk: shape.d_qk,
+            keys: places.len(),
+            sink: problem.sink.map(|sink| sink[at[2]].into()),
+        }
+    }
+
+    /// O and lse.
+    pub fn want(&self, arithmetic: Arithmetic) -> (Vec<Want>, Want) {
+        let all = |o, lse| (vec![o; self.d_v], lse);
+        if self.scores.is_empty() {
+            return all(Want::Near(0.0, 0.0), Want::Infinite(f64::INFINITY));
+        }
+        if self
+            .scores
+            .iter()
+            .any(|s| s.unsure || s.size.is_finite() && s.size >= arithmetic.huge)
+        {
+            return all(Want::Anything, Want::Anything);
+        }
+        if self
+            .scores
+            .iter()
+            .any(|s| s.t.is_nan() || s.t == f64::INFINITY)
+        {
+            return all(Want::Nan, Want::Nan);
+        }
+        let max = self
+            .scores
+            .iter()
+            .fold(f64::NEG_INFINITY, |max, s| max.max(s.t));
+        if max == f64::NEG_INFINITY {
+            return match self.sink {
+                Some(sink) if sink > f64::NEG_INFINITY => all(self.without_weight(), Want::Nan),
+                _ => all(Want::Nan, Want::Nan),
+            };
+        }
+        Bound::new(self, arithmetic, max).wants()
+    }
+
+    /// O where the sink has all the weight.
+    fn without_weight(&self) -> Want {
+        match self.values.iter().all(|v| v.is_finite()) {
+            true => Want::Near(0.0, 0.0),
+            false => Want::Anything,
+        }
+    }
+}
+
+impl Score {
+    fn of(query: &[bf16], key: &[bf16], scale: f64) -> Self {
+        let mut score = Self {
+            t: 0.0,
+            size: 0.0,
+            below: 0.0,
+            unsure: false,
+        };
+        for (q, k) in query.iter().zip(key) {
+            let subnormal = |x: &bf16| x.to_f32().is_subnormal();
+            score.unsure |= subnormal(q) && k.is_infinite() || q.is_infinite() && subnormal(k);
+            let (q, k) = (q.to_f64(), k.to_f64());
+            score.t += q * k;
+            score.size += (q * k).abs();
+            score.below += q.abs() + k.abs() + 2.0;
+        }
+        // In plain scores FP32 must hold it, too.
+        score.unsure |= score.size.is_finite() && score.size >= f64::from(f32::MAX) / 4.0;
+        // Infinities of the two signs, and 0 times one, are NaN in any order.
+        score.t *= scale;
+        score.unsure |= scale == 0.0 && !score.t.is_finite();
+        score.size *= scale.abs();
+        score.below *= scale.abs();
+        score
+    }
+}
+
+/// The bound of one row.
+struct Bound<'a> {
+    row: &'a Row,
+    arithmetic: Arithmetic,
+    /// The largest score.
+    max: f64,
+    /// Sum of `2^-D`.
+    total: f64,
+    /// Distances from the maximum, weights, and what they may be off by before and after they
+    /// are rounded.
+    keys: Vec<[f64; 4]>,
+    /// Roundings of a sum over the keys.
+    additions: f64,
+}
+
+impl<'a> Bound<'a> {
+    fn new(row: &'a Row, arithmetic: Arithmetic, max: f64) -> Self {
+        let Arithmetic { unit, .. } = arithmetic;
+        // What one task goes through, and how many there are.
+        let ranges = splits(row.keys);
+        let tasks = ranges.len() as f64;
+        let blocks = ranges
+            .map(|range| range.len().div_ceil(BLOCK_KEYS))
+            .max()
+            .unwrap_or(0) as f64;
+        let additions = 2.0 * row.scores.len() as f64 + blocks + 16.0 * tasks;
+        let (depth, rest) = (row.d_qk.min(96), row.d_qk.div_ceil(96));
+        let summed = (depth + rest + 2) as f64 * unit;
+        let total: f64 = row.scores.iter().map(|s| (s.t - max).exp2()).sum();
+        let missed = match arithmetic.compensated {
+            true => 1.02 * 2.0_f64.powi(-8) * (blocks - 1.0).max(0.0),
+            false => 0.0,
+        };
+        let keys = row.scores.iter().map(|s| {
+            let distance = max - s.t;
+            if distance == f64::INFINITY {
+                return [distance, 0.0, 0.0, 0.0];
+            }
+            let mut error =
+                summed * s.size + s.below * arithmetic.tiny + 4.0 * unit * (distance + 2.0);
+            let reference = max.abs() + distance + 1.0;
+            if arithmetic.rounded_reference || reference >= 4_194_304.0 {
+                error += 2.0 * unit * reference + (4.0 + distance) * unit * blocks;
+            }
+            let error = (error * std::f64::consts::LN_2 + 16.0 * unit).exp_m1();
+            let rounded = (1.0 + error) * (1.0 + arithmetic.probability) * (1.0 + missed) - 1.0;
+            [distance, (-distance).exp2() / total, error, rounded]
+        });
+        Self {
+            keys: keys.collect(),
+            row,
+            arithmetic,
+            max,
+            total,
+            additions,
+        }
+    }
+
+    fn wants(&self) -> (Vec<Want>, Want) {
+        let unit = self.arithmetic.unit;
+        let off = |i: usize| self.keys.iter().map(|key| key[1] * key[i]).sum::<f64>();
+        // Beyond this, first order says nothing.
+        const CONDITIONED: f64 = 0.25;
+        let (plain, rounded) = (off(2), off(3));
+        let known = rounded <= CONDITIONED;
+        let lse = (self.max + self.total.log2()) * std::f64::consts::LN_2;
+        let lost = self.keys.len() as f64 * 4.0 * self.arithmetic.tiny;
+        let lse_limit =
+            plain / (1.0 - plain) + self.additions * unit + 4.0 * unit * lse.abs() + lost;
+        let o = self
+            .columns()
+            .into_iter()
+            .map(|column| match (column.special(), known) {
+                (Some(want), _) => want,
+                (None, false) => Want::Anything,
+                (None, true) => self.near(&column, rounded),
+            });
+        let o = o.map(|o| self.with_sink(o, lse, lse_limit));
+        let lse = if known {
+            Want::Near(lse, lse_limit)
+        } else {
+            Want::Anything
+        };
+        (o.collect(), lse)
+    }
+
+    fn columns(&self) -> Vec<Column> {
+        let mut columns = vec![Column::default(); self.row.d_v];
+        let rows = self.row.values.chunks(self.row.d_v);
+        for (values, &[distance, weight, _, off]) in rows.zip(&self.keys) {
+            let certain = distance <= self.arithmetic.range;
+            for (column, &v) in columns.iter_mut().zip(values) {
+                let size = v.abs();
+                column.want += weight * v;
+                column.size += weight * size;
+                column.moved += weight * off * size;
+                column.total += size;
+                if size > column.largest {
+                    column.largest = size;
+                }
+                // Infinite or NaN, of a product too: 0 times infinity.
+                if !(size < f64::INFINITY) {
+                    column.nan |= v.is_nan() || weight == 0.0 && distance == f64::INFINITY;
+                    column.unsure |= !certain;
+                    column.infinite[usize::from(v < 0.0)] = true;
+                }
+            }
+        }
+        columns
+    }
+
+    fn near(&self, column: &Column, off: f64) -> Want {
+        let &Column {
+            want,
+            size,
+            moved,
+            total,
+            largest,
+            ..
+        } = column;
+        if total >= self.arithmetic.huge {
+            return Want::Anything;
+        }
+        let lost = self.additions * 4.0 * self.arithmetic.tiny * (1.0 + largest);
+        let summed = self.additions * self.arithmetic.unit * (size + want.abs());
+        Want::Near(
+            want,
+            (moved + off * want.abs()) / (1.0 - off) + 1.1 * summed + lost,
+        )
+    }
+
+    fn with_sink(&self, o: Want, lse: f64, lse_limit: f64) -> Want {
+        let Some(sink) = self.row.sink else {
+            return o;
+        };
+        if sink.is_nan() {
+            return Want::Nan;
+        }
+        let share = 1.0 / (1.0 + (sink - lse).exp());
+        match o {
+            // The exponential is FP64's, so what counts is how well lse is known.
+            Want::Near(want, limit) => {
+                let unit = 4.0 * self.arithmetic.unit;
+                let off = (1.0 - share) * lse_limit.exp_m1() + unit;
+                let tiny = self.arithmetic.tiny * (1.0 + want.abs());
+                Want::Near(
+                    want * share,
+                    (limit + want.abs() * off) * share * (1.0 + off) + tiny,
+                )
+            }
+            // Infinity times nothing is NaN.
+            Want::Infinite(_) => Want::NotFinite,
+            other => other,
+        }
+    }
+}
+
+/// Sums over the keys.
+#[derive(Clone, Copy, Default)]
+struct Column {
+    want: f64,
+    /// Of magnitudes.
+    size: f64,
+    /// What they may be off by.
+    moved: f64,
+    /// Of magnitudes without weights.
+    total: f64,
+    largest: f64,
+    nan: bool,
+    /// Infinities of either sign, and whether one is so far from the maximum that P may be 0
+    /// or not, when its block's turn is.
+    infinite: [bool; 2],
+    unsure: bool,
+}
+
+impl Column {
+    /// What it is if it isn't finite.
+    fn special(&self) -> Option<Want> {
+        match (self.nan, self.unsure, self.infinite) {
+            (true, ..) => Some(Want::Nan),
+            (_, _, [false, false]) => None,
+            (_, true, _) => Some(Want::NotFinite),
+            (_, _, [true, true]) => Some(Want::Nan),
+            (_, _, [positive, _]) => {
+                let sign = if positive { 1.0 } else { -1.0 };
+                Some(Want::Infinite(sign * f64::INFINITY))
+            }
+        }
+    }
+}
