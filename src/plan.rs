@@ -567,8 +567,9 @@ impl Visitor for Write<'_, '_, '_> {
             // the definition.
             let inverse = if empty { 0.0 } else { sum.recip() };
             let inverse = match problem.sink {
-                Some(sink) => with_sink(inverse, log2, sink[h]),
-                None => inverse,
+                // Without a key, nothing that a sink is changes O: also NaN.
+                Some(sink) if !empty => with_sink(inverse, log2, sink[h]),
+                _ => inverse,
             };
             let (panel, r) = (row / PANEL_ROWS, row % PANEL_ROWS);
             let [s0, s1, s2] = output.o_strides;

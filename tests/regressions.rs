@@ -64,3 +64,9 @@ seeds! {
     formats_seeds "formats" formats::run;
     safetensors_seeds "safetensors" read::run;
 }
+
+/// A row without a key is 0, whatever its head's sink: it took a NaN over.
+#[test]
+fn nan_sink_of_a_row_without_keys() {
+    corpus::regression("decode", "nan_sink_of_a_row_without_keys", decode::run);
+}
