@@ -44,7 +44,6 @@ pub fn run(data: &[u8]) {
             return;
         }
         let ran = caller.run(&mut draw, wrong > 0);
-        caller.tasks(&mut draw, ran);
         if wrong == 0 {
             assert_eq!(ran, types::AMLA_OK);
             if caller.output.dtype == types::AMLA_DTYPE_F32 {
@@ -55,6 +54,7 @@ pub fn run(data: &[u8]) {
                 );
             }
         }
+        caller.tasks(&mut draw, ran);
         caller.merge(&mut draw);
     });
 }
