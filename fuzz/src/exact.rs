@@ -57,11 +57,17 @@ impl Arithmetic {
     pub fn of(options: &Options) -> Self {
         let compensated = options.rescale == Rescale::Compensated;
         Self {
-            unit: f64::from(f32::EPSILON) / 2.0,
+            unit: match options.backend.id() {
+                // Rounds to odd: by less than a unit in the last place, not by half of one.
+                BackendId::NeonBf16 => f64::from(f32::EPSILON),
+                _ => f64::from(f32::EPSILON) / 2.0,
+            },
             probability: match (options.backend.id(), options.precision) {
                 // As docs/algorithm.md has it.
-                (BackendId::Avx512Bf16, Precision::Bf16) => 2.0_f64.powi(-8),
-                (BackendId::Avx512Bf16, Precision::Bf16x2) => 2.0_f64.powi(-17),
+                (BackendId::Avx512Bf16 | BackendId::NeonBf16, Precision::Bf16) => 2.0_f64.powi(-8),
+                (BackendId::Avx512Bf16 | BackendId::NeonBf16, Precision::Bf16x2) => {
+                    2.0_f64.powi(-17)
+                }
                 // P whole.
                 _ => 0.0,
             },
