@@ -177,6 +177,7 @@ impl Guarded {
 // -------------------------------------------------------------------------------------------------
 
 /// A call and all that it points to. Structs are boxed: they keep their places.
+#[allow(clippy::vec_box, reason = "pointed to while the vector grows")]
 struct Caller {
     call: Box<Call>,
     output: Box<Output>,

@@ -432,7 +432,7 @@ impl<'a> Bound<'a> {
                     column.largest = size;
                 }
                 // Infinite or NaN, of a product too: 0 times infinity.
-                if !(size < f64::INFINITY) {
+                if !size.is_finite() {
                     column.nan |= v.is_nan() || weight == 0.0 && distance == f64::INFINITY;
                     column.unsure |= !certain;
                     column.infinite[usize::from(v < 0.0)] = true;
