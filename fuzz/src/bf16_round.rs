@@ -62,7 +62,7 @@ pub fn kind(data: &[u8]) -> Option<String> {
     let cut = match x.to_bits() & 0xffff {
         0 => "short",
         0x8000 => "tie",
-        ..0x8000 => "down",
+        1..0x8000 => "down",
         _ => "up",
     };
     Some(format!("{:?}-{cut}", x.classify()).to_lowercase())
