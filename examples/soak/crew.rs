@@ -70,6 +70,14 @@ impl Crew {
         Ok(plan.tasks())
     }
 
+    /// Bytes that stay allocated from run to run.
+    pub fn bytes(&self) -> usize {
+        let workspaces = self.workspaces.capacity() * size_of::<Box<Workspace>>()
+            + self.workspaces.len() * size_of::<Workspace>();
+        let floats = [&self.partials, &self.o, &self.lse].map(Vec::capacity);
+        workspaces + floats.iter().sum::<usize>() * size_of::<f32>()
+    }
+
     /// Bits of the last run's results that aren't those of `answer`.
     pub fn differing(&self, (o, lse): &Bits) -> u64 {
         let bits = |got: &[f32], want: &[u32]| -> u64 {

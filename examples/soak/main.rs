@@ -8,10 +8,12 @@
 //!
 //! A generation of problems lives at a time. The first answers come from one thread in fresh
 //! memory; then problems are picked at random, their tasks shared out in random order, over
-//! workspaces and partial results that still hold what the problem before left there. What the
-//! process has in memory when a generation has gone must settle: in the last quarter of the
-//! generations it may not be more than in the second. glibc keeps what is freed for a while; with
-//! `MALLOC_MMAP_THRESHOLD_=65536` in the environment it doesn't, and memory stays flat.
+//! workspaces and partial results that still hold what the problem before left there. When a
+//! generation has gone, no more may be allocated than after the first, the threads' buffers aside.
+//! What the process has in memory is printed as well, and must settle in a run of a hundred
+//! generations or more: in their last quarter it may not be more than in the second. glibc keeps
+//! what is freed for a while; with `MALLOC_MMAP_THRESHOLD_=65536` in the environment it doesn't, and
+//! memory stays flat.
 //!
 //! Exit code: 0; 1 if a bit differed, a valid problem was refused or memory grew; 2 if the command
 //! line is no good.
@@ -37,6 +39,7 @@ use std::time::{Duration, Instant};
 use amla::{Backend, BackendId, Error};
 use clap::Parser;
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
+use peak_alloc::PeakAlloc;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::json;
@@ -45,13 +48,21 @@ use crew::Crew;
 use host::{Bits, Laid};
 use recipe::Recipe;
 
+#[global_allocator]
+static HEAP: PeakAlloc = PeakAlloc;
+
 /// Problems that live at the same time.
 const GENERATION: u64 = 32;
 /// Runs of each on average.
 const ROUNDS: u64 = 16;
-/// What memory may grow by without being lost: generations differ, and the allocator keeps some of
-/// what was given back to it. A kilobyte lost in every run shows within minutes.
-const SLACK: u64 = 32 << 20;
+/// What may be allocated beyond what was after the first generation: the standard library's buffers
+/// and locks. A byte lost in every run shows within a minute.
+const ALLOCATED: usize = 4 << 10;
+/// What the memory of the process may grow by without being lost: generations differ, and the
+/// allocator keeps some of what was given back to it.
+const RESIDENT: u64 = 32 << 20;
+/// Generations that the allocator has settled after a quarter of.
+const SETTLED: usize = 100;
 
 /// The command line.
 #[derive(Parser)]
@@ -104,6 +115,8 @@ struct Report {
     /// Runs with a bit that wasn't the first answer's, and such bits.
     differing: [u64; 2],
     refused: u64,
+    /// Bytes allocated after the first and the last generation, the crew's aside.
+    allocated: Option<[usize; 2]>,
     /// Bytes in memory after each generation; none where nobody says.
     resident: Vec<u64>,
 }
@@ -118,8 +131,13 @@ impl Report {
     }
 
     fn grew(&self) -> bool {
-        self.quarters()
-            .is_some_and(|[settled, end]| end > settled + SLACK)
+        let lost = self
+            .allocated
+            .is_some_and(|[first, last]| last > first + ALLOCATED);
+        let swollen = self
+            .quarters()
+            .is_some_and(|[settled, end]| end > settled + RESIDENT);
+        lost || (self.resident.len() >= SETTLED && swollen)
     }
 
     fn failed(&self) -> bool {
@@ -167,6 +185,9 @@ fn soak(args: &Args, backends: &[Backend], threads: usize, start: Instant) -> Re
         generation(args.seed, &recipes, &mut crew, end, &mut report);
         drop(recipes);
         report.generations += 1;
+        let own = crew.bytes() + report.resident.capacity() * size_of::<u64>();
+        let allocated = HEAP.current_usage().saturating_sub(own);
+        report.allocated.get_or_insert([allocated; 2])[1] = allocated;
         report.resident.extend(resident());
     }
     report
@@ -236,6 +257,7 @@ fn show(args: &Args, threads: usize, elapsed: Duration, report: &Report) -> Stri
         tasks,
         differing: [differing_runs, differing_bits],
         refused,
+        allocated,
         ref resident,
     } = *report;
     let [start, end] = [resident.first(), resident.last()];
@@ -254,6 +276,7 @@ fn show(args: &Args, threads: usize, elapsed: Duration, report: &Report) -> Stri
             "differing_runs": differing_runs,
             "differing_bits": differing_bits,
             "refused": refused,
+            "allocated_first_last": allocated,
             "resident_start": start,
             "resident_end": end,
             "resident_most_in_quarters": quarters,
@@ -270,16 +293,19 @@ fn show(args: &Args, threads: usize, elapsed: Duration, report: &Report) -> Stri
     };
     let settled = quarters.map_or(String::new(), |[settled, end]| {
         format!(
-            "; at most {} in the second quarter, {} in the last{}",
+            "; at most {} in the second quarter, {} in the last",
             mib(settled),
             mib(end),
-            if report.grew() { ": GREW" } else { "" }
         )
     });
+    let allocated = allocated.map_or(String::new(), |[first, last]| {
+        format!("allocated: {first} bytes after the first generation, {last} after the last\n")
+    });
+    let grew = if report.grew() { "\nmemory GREW" } else { "" };
     format!(
         "{seconds:.1} s, {threads} threads: {problems} problems in {generations} generations, \
          {runs} runs of {tasks} tasks\n\
          differing bits: {differing_bits}, in {differing_runs} runs; refused: {refused}\n\
-         resident memory: {memory}{settled}"
+         {allocated}resident memory: {memory}{settled}{grew}"
     )
 }
