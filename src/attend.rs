@@ -164,7 +164,7 @@ impl<'a> Group<'a> {
     }
 
     /// Rows of a panel.
-    fn panel_rows(&self, panel: usize) -> usize {
+    pub fn panel_rows(&self, panel: usize) -> usize {
         PANEL_ROWS.min(self.rows.len() - panel * PANEL_ROWS)
     }
 
@@ -309,6 +309,9 @@ pub struct Task<'a> {
     pub tiles: &'a mut Tiles,
     /// Whether they hold the queries of these rows already, from the task before.
     pub packed: bool,
+    /// Whether O's columns are to be put in order; they are left as the backend keeps them
+    /// otherwise ([`Isa::settle`]).
+    pub settle: bool,
     /// The result; overwritten.
     pub partial: Partial<'a>,
 }
@@ -319,6 +322,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
         options,
         tiles,
         packed,
+        settle,
         mut partial,
     } = task;
     const { assert!(D_QK.is_multiple_of(2) && D_V.is_multiple_of(STRIP)) };
@@ -497,6 +501,11 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                 }
             }
             Stage::Last => {
+                if settle {
+                    for (panel, o) in partial.o.chunks_mut(strips).enumerate().take(panels) {
+                        isa.settle(o, group.panel_rows(panel), false);
+                    }
+                }
                 finish(isa, group, options, ub, &mut partial, strips, all_finite);
             }
         }
@@ -592,9 +601,6 @@ fn finish<I: Isa>(
         let (panel, r) = (row / PANEL_ROWS, row % PANEL_ROWS);
         let state = &states[panel];
         let o = &mut partial.o[panel * strips..][..strips];
-        if r == 0 && group.blocks() > 0 {
-            isa.settle(o, group.panel_rows(panel), false);
-        }
         let reference = state.reference[r];
         let (exponent, sum, factor) = match options.rescale {
             Rescale::Exact => {

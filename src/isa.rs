@@ -234,7 +234,7 @@ pub trait Isa: Copy {
     }
 
     /// Puts the columns of the first rows of O in order, where C2 keeps them in another, or
-    /// `back` into that one.
+    /// `back` into that one. Only a backend that records no peaks may have another.
     fn settle(self, _o: &mut [OStrip], _rows: usize, _back: bool) {}
 
     /// Adds `increment` to the bits of every element

@@ -5,15 +5,14 @@
 //! bits don't depend on its neighbours or on how many threads ran the tasks.
 
 use core::ops::Range;
-
-use half::{bf16, f16};
+use core::slice;
 
 use crate::attend::{Group, Options, Partial, Task, check_dims};
-use crate::bits::{Increment, add_increment_f32, bf16_round};
+use crate::bits::{Increment, add_increment_f32};
 use crate::error::{Argument, Error};
 use crate::isa::{Backend, Isa, Visitor};
 use crate::peaks::difference;
-use crate::problem::{Elements, LseBase, Output, Problem, Sparse, in_range};
+use crate::problem::{LseBase, Output, Problem, Sparse, in_range};
 use crate::schedule::splits;
 use crate::shape::Shape;
 use crate::tile::{GROUP_ROWS, PANEL_ROWS, STRIP, Workspace};
@@ -333,9 +332,10 @@ pub fn decode(
                 options,
                 tiles,
                 packed: split > 0,
+                settle: false,
                 partial: Partial::view(memory, d_v),
             })?;
-            if split > 0 {
+            if split > 0 && split + 1 < splits {
                 options.backend.with(Fold {
                     total: &mut Partial::view(total, d_v),
                     part: &Partial::view(part, d_v),
@@ -347,6 +347,8 @@ pub fn decode(
         options.backend.with(Write {
             group: &group,
             total: &mut Partial::view(total, d_v),
+            last: (splits > 1).then(|| Partial::view(part, d_v)),
+            settle: true,
             output: &mut output,
         });
         Ok(())
@@ -449,6 +451,8 @@ fn run_checked(
             options,
             tiles: &mut workspace.tiles,
             packed: before.is_some_and(|before| before.same_rows(&group)),
+            // Whoever combines them doesn't know the backend.
+            settle: true,
             partial: Partial::view(partial, problem.shape.d_v),
         })?;
         before = Some(group);
@@ -485,25 +489,44 @@ pub fn combine(
             return Ok(());
         };
         let group = cut.group(problem, request, head, g, 0);
+        // Every backend folds to the same bits.
+        let backend = Backend::detect();
+        let mut last = parts.next();
         for part in parts {
-            // Every backend folds to the same bits.
-            Backend::detect().with(Fold {
-                total: &mut total,
-                part: &part,
-                rows: group.rows.len(),
-            });
+            if let Some(before) = last.replace(part) {
+                backend.with(Fold {
+                    total: &mut total,
+                    part: &before,
+                    rows: group.rows.len(),
+                });
+            }
         }
-        Backend::detect().with(Write {
+        backend.with(Write {
             group: &group,
             total: &mut total,
+            last,
+            settle: false,
             output: &mut output,
         });
         Ok(())
     })
 }
 
+/// Brings the exponents of two partial results of a row together, adds their sums, and returns by
+/// what O of each moves. Rescaling is again an integer addition: exponents are integers in either
+/// mode.
+fn meet(total: &mut Partial<'_>, part: &Partial<'_>, row: usize) -> [Increment; 2] {
+    let exponent = total.exponent[row].max(part.exponent[row]);
+    let moves = [total.exponent[row], part.exponent[row]]
+        .map(|own| Increment::pow2(difference(own, exponent)));
+    let [x, y] = [(total.sum[row], moves[0]), (part.sum[row], moves[1])]
+        .map(|(sum, by)| add_increment_f32(sum, by));
+    total.exponent[row] = exponent;
+    total.sum[row] = x + y;
+    moves
+}
+
 /// Adds the result over later keys to that over earlier ones, `total` to `part`.
-/// Rescaling is again an integer addition: exponents are integers in either mode.
 struct Fold<'a, 'b> {
     total: &'a mut Partial<'b>,
     part: &'a Partial<'b>,
@@ -517,12 +540,7 @@ impl Visitor for Fold<'_, '_> {
         let Self { total, part, rows } = self;
         let strips = total.o.len() / (total.exponent.len() / PANEL_ROWS);
         for row in 0..rows {
-            let exponent = total.exponent[row].max(part.exponent[row]);
-            let [dx, dy] = [total.exponent[row], part.exponent[row]]
-                .map(|own| Increment::pow2(difference(own, exponent)));
-            let add = |x, y| add_increment_f32(x, dx) + add_increment_f32(y, dy);
-            total.exponent[row] = exponent;
-            total.sum[row] = add(total.sum[row], part.sum[row]);
+            let [dx, dy] = meet(total, part, row);
             let (panel, r) = (row / PANEL_ROWS, row % PANEL_ROWS);
             let strips = panel * strips..(panel + 1) * strips;
             for (x, y) in total.o[strips.clone()].iter_mut().zip(&part.o[strips]) {
@@ -532,66 +550,103 @@ impl Visitor for Fold<'_, '_> {
     }
 }
 
-/// Normalises and writes the rows of a group (Algorithm 2 line 20).
+/// Adds the last result, normalises and writes the rows of a group (Algorithm 2 line 20), a strip at
+/// a time, while it is in L1.
 struct Write<'a, 'b, 'c> {
     group: &'a Group<'a>,
     total: &'a mut Partial<'b>,
+    last: Option<Partial<'b>>,
+    /// Whether O's columns are yet to be put in order.
+    settle: bool,
     output: &'a mut Output<'c>,
+}
+
+/// What a row of O becomes in the end.
+#[derive(Clone, Copy)]
+struct Finish {
+    /// By what it moves, and the last result.
+    moves: [Increment; 2],
+    /// One over the sum of exponentials.
+    inverse: f32,
+    /// Where it begins in the output.
+    start: usize,
 }
 
 impl Visitor for Write<'_, '_, '_> {
     type Output = ();
 
-    fn visit<I: Isa>(self, isa: I) {
+    fn visit<I: Isa>(mut self, isa: I) {
+        let strips = self.group.problem.shape.d_v / STRIP;
+        for panel in 0..self.group.panels() {
+            let rows = self.group.panel_rows(panel);
+            let mut finish = [Finish {
+                moves: [Increment::pow2(0); 2],
+                inverse: 0.0,
+                start: 0,
+            }; PANEL_ROWS];
+            let finish = &mut finish[..rows];
+            for (r, finish) in finish.iter_mut().enumerate() {
+                *finish = self.row(panel * PANEL_ROWS + r);
+            }
+            for i in 0..strips {
+                let strip = panel * strips + i;
+                let o = &mut self.total.o[strip];
+                if let Some(last) = &self.last {
+                    for ((o, last), finish) in o.iter_mut().zip(&last.o[strip]).zip(&*finish) {
+                        let [dx, dy] = finish.moves;
+                        isa.fold(o, dx, last, dy);
+                    }
+                }
+                if self.settle {
+                    isa.settle(slice::from_mut(o), rows, false);
+                }
+                for (o, finish) in o.iter_mut().zip(&*finish) {
+                    isa.scale(o, finish.inverse);
+                    self.output.write(finish.start + i * STRIP, o);
+                }
+            }
+        }
+    }
+}
+
+impl Write<'_, '_, '_> {
+    /// Adds the last result's sum, writes lse, and says what becomes of O.
+    fn row(&mut self, row: usize) -> Finish {
         let Self {
             group,
             total,
             output,
+            ..
         } = self;
         let problem = group.problem;
-        let shape = &problem.shape;
-        let strips = shape.d_v / STRIP;
-        for row in 0..group.rows.len() {
-            let (j, h) = group.position(row);
-            let [b, token] = problem.token(group.request, j);
-            let (exponent, sum) = (total.exponent[row], total.sum[row]);
-            let empty = !problem.sees_any(group.request, j);
-            let log2 = log2_sum(exponent, sum);
-            let [s0, s1, s2] = output.lse_strides;
-            output.lse[b * s0 + h * s1 + token * s2] = if empty {
-                output.lse_format.empty.value()
-            } else {
-                lse(log2, output.lse_format.base)
-            };
-            // A row that sees keys, all of them with a score of -inf, is 0 / 0 as in
-            // the definition.
-            let inverse = if empty { 0.0 } else { sum.recip() };
-            let inverse = match problem.sink {
-                // Without a key, nothing that a sink is changes O: also NaN.
-                Some(sink) if !empty => with_sink(inverse, log2, sink[h]),
-                _ => inverse,
-            };
-            let (panel, r) = (row / PANEL_ROWS, row % PANEL_ROWS);
-            let [s0, s1, s2] = output.o_strides;
-            let start = b * s0 + token * s1 + h * s2;
-            for (i, strip) in total.o[panel * strips..][..strips].iter_mut().enumerate() {
-                let at = start + i * STRIP..start + (i + 1) * STRIP;
-                let row = &mut strip[r];
-                isa.scale(row, inverse);
-                match &mut output.o {
-                    Elements::F32(o) => o[at].copy_from_slice(row),
-                    Elements::Bf16(o) => {
-                        for (o, x) in o[at].iter_mut().zip(row) {
-                            *o = bf16::from_bits(bf16_round(*x));
-                        }
-                    }
-                    Elements::F16(o) => {
-                        for (o, x) in o[at].iter_mut().zip(row) {
-                            *o = f16::from_f32(*x);
-                        }
-                    }
-                }
-            }
+        let (j, h) = group.position(row);
+        let [b, token] = problem.token(group.request, j);
+        let moves = match &self.last {
+            Some(last) => meet(total, last, row),
+            None => [Increment::pow2(0); 2],
+        };
+        let (exponent, sum) = (total.exponent[row], total.sum[row]);
+        let empty = !problem.sees_any(group.request, j);
+        let log2 = log2_sum(exponent, sum);
+        let [s0, s1, s2] = output.lse_strides;
+        output.lse[b * s0 + h * s1 + token * s2] = if empty {
+            output.lse_format.empty.value()
+        } else {
+            lse(log2, output.lse_format.base)
+        };
+        // A row that sees keys, all of them with a score of -inf, is 0 / 0 as in
+        // the definition.
+        let inverse = if empty { 0.0 } else { sum.recip() };
+        let inverse = match problem.sink {
+            // Without a key, nothing that a sink is changes O: also NaN.
+            Some(sink) if !empty => with_sink(inverse, log2, sink[h]),
+            _ => inverse,
+        };
+        let [s0, s1, s2] = output.o_strides;
+        Finish {
+            moves,
+            inverse,
+            start: b * s0 + token * s1 + h * s2,
         }
     }
 }

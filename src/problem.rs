@@ -4,6 +4,7 @@ use core::ops::Range;
 
 use half::{bf16, f16};
 
+use crate::bits::bf16_round;
 use crate::error::{Argument, Error};
 use crate::format::{Data, MODEL1_SCALES, Row};
 use crate::shape::Shape;
@@ -1063,6 +1064,24 @@ impl<'a> Output<'a> {
         let lse = [b, s.h_q, s_q];
         reaches(Argument::Lse, self.lse.len(), lse, self.lse_strides, 1)?;
         disjoint(Argument::Lse, lse, self.lse_strides, 1)
+    }
+
+    /// Writes some numbers of O from element `at` on, rounded to its format.
+    pub(crate) fn write(&mut self, at: usize, row: &[f32]) {
+        let at = at..at + row.len();
+        match &mut self.o {
+            Elements::F32(o) => o[at].copy_from_slice(row),
+            Elements::Bf16(o) => {
+                for (o, x) in o[at].iter_mut().zip(row) {
+                    *o = bf16::from_bits(bf16_round(*x));
+                }
+            }
+            Elements::F16(o) => {
+                for (o, x) in o[at].iter_mut().zip(row) {
+                    *o = f16::from_f32(*x);
+                }
+            }
+        }
     }
 }
 
