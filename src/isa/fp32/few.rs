@@ -5,7 +5,7 @@
 //! | kernel | register tile (32 registers; 16) |
 //! |---|---|
 //! | C1 | 8 keys x 1 or 2 rows, 5 x 3, 4 x 4, 3 x 5, 2 x 6 to 8 (8 x 1, 4 x 2, 3 x 3, 2 x 4 or 5, 1 x 6 to 8), one vector each |
-//! | C2 | 1 row x 8 pairs of vectors, 2 or 3 x 4, 4 to 6 x 2, 7 and 8 in two (1 or 2 x 2, 3 to 6 x 1) |
+//! | C2 | 1 row x 8 pairs of vectors, 2 or 3 x 4, 4 to 6 x 2, 7 or 8 x 1 (1 or 2 x 2, 3 to 6 x 1, 7 and 8 in two) |
 //!
 //! C1 has features in the lanes, C2 columns; both work on a row's even and odd elements
 //! apart, as they come out of pairs; so O's columns lie until the task is done.
@@ -164,28 +164,29 @@ pub fn pv<S: Simd>(
     let d_v = o.len() * STRIP;
     // As many pairs of vectors as there are registers for, and columns.
     macro_rules! tiles {
-        ($($rows:literal = $first:literal + $then:literal: $many:literal $fewer:literal $few:literal,)*) => {
+        ($($rows:literal = $many_first:literal + $many_then:literal: $many:literal $fewer:literal,
+           $first:literal + $then:literal: $few:literal;)*) => {
             match call.rows {
                 $($rows => if S::REGISTERS < 32 {
                     c2.rows::<$first, $then, $few>(o)
                 } else if d_v.is_multiple_of(2 * $many * S::LANES) {
-                    c2.rows::<$first, $then, $many>(o)
+                    c2.rows::<$many_first, $many_then, $many>(o)
                 } else {
-                    c2.rows::<$first, $then, $fewer>(o)
+                    c2.rows::<$many_first, $many_then, $fewer>(o)
                 })*
                 _ => Strips::MAX,
             }
         };
     }
     let all = tiles!(
-        1 = 1 + 0: 8 2 2,
-        2 = 2 + 0: 4 2 2,
-        3 = 3 + 0: 4 2 1,
-        4 = 4 + 0: 2 2 1,
-        5 = 5 + 0: 2 2 1,
-        6 = 6 + 0: 2 2 1,
-        7 = 4 + 3: 2 2 1,
-        8 = 4 + 4: 2 2 1,
+        1 = 1 + 0: 8 2, 1 + 0: 2;
+        2 = 2 + 0: 4 2, 2 + 0: 2;
+        3 = 3 + 0: 4 2, 3 + 0: 1;
+        4 = 4 + 0: 2 2, 4 + 0: 1;
+        5 = 5 + 0: 2 2, 5 + 0: 1;
+        6 = 6 + 0: 2 2, 6 + 0: 1;
+        7 = 7 + 0: 1 1, 4 + 3: 1;
+        8 = 8 + 0: 1 1, 4 + 4: 1;
     );
     Left { all, tail: 0 }
 }
