@@ -17,7 +17,7 @@
 //!     C2(i):  at the block's first panel: pack V
 //!             O = AS_FP32(AS_INT32(O) + N), total         lines 13-16, fused into
 //!             O = O + P V                                 lines 17, 18   one visit
-//!     Last:   add the peaks' residuals                    then, in `plan`: O / l, lse (line 20)
+//!     Last:   add the peaks' residuals                    then, in `results`: O / l, lse (20)
 //! ```
 //!
 //! Deviations from the paper, each argued in `docs/algorithm.md`:
@@ -163,6 +163,13 @@ impl<'a> Group<'a> {
         (row / group, self.head * group + row % group)
     }
 
+    /// Where head `h` of query position `j` lies in a tensor with these strides: of requests, of
+    /// positions, of heads.
+    pub fn start(&self, j: usize, h: usize, [s0, s1, s2]: [usize; 3]) -> usize {
+        let [b, token] = self.problem.token(self.request, j);
+        b * s0 + token * s1 + h * s2
+    }
+
     /// Rows of a panel.
     pub fn panel_rows(&self, panel: usize) -> usize {
         PANEL_ROWS.min(self.rows.len() - panel * PANEL_ROWS)
@@ -296,6 +303,21 @@ impl<'a> Partial<'a> {
             exponent,
             sum: rest,
         }
+    }
+
+    /// Strips of a panel.
+    pub const fn strips(&self) -> usize {
+        self.o.len() / (self.exponent.len() / PANEL_ROWS)
+    }
+
+    /// Panel by panel.
+    pub fn panels(self) -> impl Iterator<Item = Self> {
+        let strips = self.strips();
+        let o = self.o.chunks_mut(strips);
+        let exponents = self.exponent.chunks_mut(PANEL_ROWS);
+        o.zip(exponents)
+            .zip(self.sum.chunks_mut(PANEL_ROWS))
+            .map(|((o, exponent), sum)| Self { o, exponent, sum })
     }
 }
 

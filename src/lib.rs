@@ -52,6 +52,7 @@ mod plan;
 mod pool;
 mod problem;
 pub mod reference;
+mod results;
 pub mod schedule;
 mod shape;
 #[cfg(feature = "stages")]

@@ -5,17 +5,15 @@
 //! bits don't depend on its neighbours or on how many threads ran the tasks.
 
 use core::ops::Range;
-use core::slice;
 
 use crate::attend::{Group, Options, Partial, Task, check_dims};
-use crate::bits::{Increment, add_increment_f32};
 use crate::error::{Argument, Error};
-use crate::isa::{Backend, Isa, Visitor};
-use crate::peaks::difference;
-use crate::problem::{LseBase, Output, Problem, Sparse, in_range};
+use crate::isa::Backend;
+use crate::problem::{Output, Problem, Sparse, in_range};
+use crate::results::{Fold, write};
 use crate::schedule::splits;
 use crate::shape::Shape;
-use crate::tile::{GROUP_ROWS, PANEL_ROWS, STRIP, Workspace};
+use crate::tile::{GROUP_ROWS, PANEL_ROWS, Workspace};
 
 /// The tasks of a problem: requests x KV heads x row groups x ranges of keys, in that
 /// order.
@@ -33,7 +31,8 @@ pub struct Plan {
 }
 
 /// How one request is cut.
-struct Cut {
+#[derive(Clone)]
+pub struct Cut {
     /// Rows `j * g + h` that share a KV head.
     rows: usize,
     /// Groups of them.
@@ -59,7 +58,7 @@ impl Cut {
     }
 
     /// The ranges that the keys are cut into.
-    fn splits(&self) -> impl ExactSizeIterator<Item = Range<usize>> {
+    pub fn splits(&self) -> impl ExactSizeIterator<Item = Range<usize>> {
         let start = self.span.start;
         splits(self.span.len()).map(move |keys| start + keys.start..start + keys.end)
     }
@@ -69,13 +68,12 @@ impl Cut {
         self.groups.saturating_mul(self.splits().len())
     }
 
-    /// The part of a problem that one task computes.
-    fn group<'a>(
+    /// The part of a problem that one task computes: of a request, KV head and row group, one range
+    /// of keys.
+    pub fn group<'a>(
         &self,
         problem: &'a Problem<'a>,
-        request: usize,
-        head: usize,
-        group: usize,
+        [request, head, group]: [usize; 3],
         split: usize,
     ) -> Group<'a> {
         let start = group * self.group_rows;
@@ -190,7 +188,7 @@ impl Plan {
         let cut = Cut::of(problem, request);
         let (head, rest) = (rest / cut.tasks(), rest % cut.tasks());
         let splits = cut.splits().len();
-        cut.group(problem, request, head, rest / splits, rest % splits)
+        cut.group(problem, [request, head, rest / splits], rest % splits)
     }
 
     /// FP32 numbers that each task's result takes.
@@ -319,12 +317,12 @@ pub fn decode(
     let Workspace { tiles, partials } = workspace;
     let [total, part] = partials.each_mut().map(|p| &mut p[..plan.partial_len()]);
     let d_v = problem.shape.d_v;
-    each_group(problem, |cut, [request, head, g]| {
+    for (cut, at) in groups(problem) {
         let splits = cut.splits().len();
         for split in 0..splits {
-            let mut group = cut.group(problem, request, head, g, split);
+            let mut group = cut.group(problem, at, split);
             if split + 1 < splits {
-                group.reach = problem.len(request);
+                group.reach = problem.len(group.request);
             }
             let memory = if split == 0 { &mut *total } else { &mut *part };
             options.backend.with(Task {
@@ -343,32 +341,21 @@ pub fn decode(
                 });
             }
         }
-        let group = cut.group(problem, request, head, g, 0);
-        options.backend.with(Write {
-            group: &group,
-            total: &mut Partial::view(total, d_v),
-            last: (splits > 1).then(|| Partial::view(part, d_v)),
-            settle: true,
-            output: &mut output,
-        });
-        Ok(())
-    })
-}
-
-/// Calls `visit` with every request, KV head and row group, and the request's cut.
-fn each_group(
-    problem: &Problem<'_>,
-    mut visit: impl FnMut(&Cut, [usize; 3]) -> Result<(), Error>,
-) -> Result<(), Error> {
-    for request in 0..problem.units() {
-        let cut = Cut::of(problem, request);
-        for head in 0..problem.shape.h_kv {
-            for group in 0..cut.groups {
-                visit(&cut, [request, head, group])?;
-            }
-        }
+        let group = cut.group(problem, at, 0);
+        let total = Partial::view(total, d_v);
+        let last = (splits > 1).then(|| Partial::view(part, d_v));
+        write(options.backend, &group, total, last, true, &mut output);
     }
     Ok(())
+}
+
+/// Every request, KV head and row group, in the order of tasks, and the request's cut.
+pub fn groups(problem: &Problem<'_>) -> impl Iterator<Item = (Cut, [usize; 3])> {
+    (0..problem.units()).flat_map(move |request| {
+        let cut = Cut::of(problem, request);
+        let count = problem.shape.h_kv * cut.groups;
+        (0..count).map(move |i| (cut.clone(), [request, i / cut.groups, i % cut.groups]))
+    })
 }
 
 /// Computes task `task` of the plan into its `partial` of
@@ -479,18 +466,16 @@ pub fn combine(
     plan.check_partials(partials)?;
     let d_v = problem.shape.d_v;
     let mut partials = partials.chunks_mut(plan.partial_len());
-    each_group(problem, |cut, [request, head, g]| {
-        let mut parts = partials
-            .by_ref()
-            .take(cut.splits().len())
-            .map(|memory| Partial::view(memory, d_v));
+    // Every backend folds to the same bits.
+    let backend = Backend::detect();
+    for (cut, at) in groups(problem) {
+        let parts = partials.by_ref().take(cut.splits().len());
+        let mut parts = parts.map(|memory| Partial::view(memory, d_v));
         // There's always one: requests have a split at least.
         let Some(mut total) = parts.next() else {
-            return Ok(());
+            continue;
         };
-        let group = cut.group(problem, request, head, g, 0);
-        // Every backend folds to the same bits.
-        let backend = Backend::detect();
+        let group = cut.group(problem, at, 0);
         let mut last = parts.next();
         for part in parts {
             if let Some(before) = last.replace(part) {
@@ -501,187 +486,7 @@ pub fn combine(
                 });
             }
         }
-        backend.with(Write {
-            group: &group,
-            total: &mut total,
-            last,
-            settle: false,
-            output: &mut output,
-        });
-        Ok(())
-    })
-}
-
-/// Brings the exponents of two partial results of a row together, adds their sums, and returns by
-/// what O of each moves. Rescaling is again an integer addition: exponents are integers in either
-/// mode.
-fn meet(total: &mut Partial<'_>, part: &Partial<'_>, row: usize) -> [Increment; 2] {
-    let exponent = total.exponent[row].max(part.exponent[row]);
-    let moves = [total.exponent[row], part.exponent[row]]
-        .map(|own| Increment::pow2(difference(own, exponent)));
-    let [x, y] = [(total.sum[row], moves[0]), (part.sum[row], moves[1])]
-        .map(|(sum, by)| add_increment_f32(sum, by));
-    total.exponent[row] = exponent;
-    total.sum[row] = x + y;
-    moves
-}
-
-/// Adds the result over later keys to that over earlier ones, `total` to `part`.
-struct Fold<'a, 'b> {
-    total: &'a mut Partial<'b>,
-    part: &'a Partial<'b>,
-    rows: usize,
-}
-
-impl Visitor for Fold<'_, '_> {
-    type Output = ();
-
-    fn visit<I: Isa>(self, isa: I) {
-        let Self { total, part, rows } = self;
-        let strips = total.o.len() / (total.exponent.len() / PANEL_ROWS);
-        for row in 0..rows {
-            let [dx, dy] = meet(total, part, row);
-            let (panel, r) = (row / PANEL_ROWS, row % PANEL_ROWS);
-            let strips = panel * strips..(panel + 1) * strips;
-            for (x, y) in total.o[strips.clone()].iter_mut().zip(&part.o[strips]) {
-                isa.fold(&mut x[r], dx, &y[r], dy);
-            }
-        }
+        write(backend, &group, total, last, false, &mut output);
     }
-}
-
-/// Adds the last result, normalises and writes the rows of a group (Algorithm 2 line 20), a strip at
-/// a time, while it is in L1.
-struct Write<'a, 'b, 'c> {
-    group: &'a Group<'a>,
-    total: &'a mut Partial<'b>,
-    last: Option<Partial<'b>>,
-    /// Whether O's columns are yet to be put in order.
-    settle: bool,
-    output: &'a mut Output<'c>,
-}
-
-/// What a row of O becomes in the end.
-#[derive(Clone, Copy)]
-struct Finish {
-    /// By what it moves, and the last result.
-    moves: [Increment; 2],
-    /// One over the sum of exponentials.
-    inverse: f32,
-    /// Where it begins in the output.
-    start: usize,
-}
-
-impl Visitor for Write<'_, '_, '_> {
-    type Output = ();
-
-    fn visit<I: Isa>(mut self, isa: I) {
-        let strips = self.group.problem.shape.d_v / STRIP;
-        for panel in 0..self.group.panels() {
-            let rows = self.group.panel_rows(panel);
-            let mut finish = [Finish {
-                moves: [Increment::pow2(0); 2],
-                inverse: 0.0,
-                start: 0,
-            }; PANEL_ROWS];
-            let finish = &mut finish[..rows];
-            for (r, finish) in finish.iter_mut().enumerate() {
-                *finish = self.row(panel * PANEL_ROWS + r);
-            }
-            for i in 0..strips {
-                let strip = panel * strips + i;
-                let o = &mut self.total.o[strip];
-                if let Some(last) = &self.last {
-                    for ((o, last), finish) in o.iter_mut().zip(&last.o[strip]).zip(&*finish) {
-                        let [dx, dy] = finish.moves;
-                        isa.fold(o, dx, last, dy);
-                    }
-                }
-                if self.settle {
-                    isa.settle(slice::from_mut(o), rows, false);
-                }
-                for (o, finish) in o.iter_mut().zip(&*finish) {
-                    isa.scale(o, finish.inverse);
-                    self.output.write(finish.start + i * STRIP, o);
-                }
-            }
-        }
-    }
-}
-
-impl Write<'_, '_, '_> {
-    /// Adds the last result's sum, writes lse, and says what becomes of O.
-    fn row(&mut self, row: usize) -> Finish {
-        let Self {
-            group,
-            total,
-            output,
-            ..
-        } = self;
-        let problem = group.problem;
-        let (j, h) = group.position(row);
-        let [b, token] = problem.token(group.request, j);
-        let moves = match &self.last {
-            Some(last) => meet(total, last, row),
-            None => [Increment::pow2(0); 2],
-        };
-        let (exponent, sum) = (total.exponent[row], total.sum[row]);
-        let empty = !problem.sees_any(group.request, j);
-        let log2 = log2_sum(exponent, sum);
-        let [s0, s1, s2] = output.lse_strides;
-        output.lse[b * s0 + h * s1 + token * s2] = if empty {
-            output.lse_format.empty.value()
-        } else {
-            lse(log2, output.lse_format.base)
-        };
-        // A row that sees keys, all of them with a score of -inf, is 0 / 0 as in
-        // the definition.
-        let inverse = if empty { 0.0 } else { sum.recip() };
-        let inverse = match problem.sink {
-            // Without a key, nothing that a sink is changes O: also NaN.
-            Some(sink) if !empty => with_sink(inverse, log2, sink[h]),
-            _ => inverse,
-        };
-        let [s0, s1, s2] = output.o_strides;
-        Finish {
-            moves,
-            inverse,
-            start: b * s0 + token * s1 + h * s2,
-        }
-    }
-}
-
-/// `log2(sum * 2^exponent)`; -inf if every visible score was.
-fn log2_sum(exponent: f32, sum: f32) -> f64 {
-    if sum == 0.0 {
-        f64::NEG_INFINITY
-    } else {
-        f64::from(exponent) + libm::log2(f64::from(sum))
-    }
-}
-
-/// The logarithm in its base; NaN if every visible score was -inf.
-#[expect(clippy::cast_possible_truncation, reason = "rounds to FP32")]
-fn lse(log2: f64, base: LseBase) -> f32 {
-    if log2 == f64::NEG_INFINITY {
-        return f32::NAN;
-    }
-    match base {
-        LseBase::E => (log2 * core::f64::consts::LN_2) as f32,
-        LseBase::Two => log2 as f32,
-    }
-}
-
-/// What O is multiplied by when the sum of exponentials takes a sink in.
-#[expect(clippy::cast_possible_truncation, reason = "rounds to FP32")]
-fn with_sink(inverse: f32, log2: f64, sink: f32) -> f32 {
-    if sink == f32::NEG_INFINITY {
-        return inverse;
-    }
-    if (log2 == f64::NEG_INFINITY || inverse == 0.0) && !sink.is_nan() {
-        // The sink has all the weight.
-        return 0.0;
-    }
-    let sink = f64::from(sink) * core::f64::consts::LOG2_E;
-    (f64::from(inverse) / (1.0 + libm::exp2(sink - log2))) as f32
+    Ok(())
 }

@@ -4,14 +4,18 @@ extern crate std;
 
 use core::borrow::BorrowMut;
 use std::sync::{Mutex, PoisonError};
+use std::vec::Vec;
 
-use ::rayon::iter::{IntoParallelRefMutIterator, ParallelIterator};
+use ::rayon::current_num_threads;
+use ::rayon::iter::{IntoParallelIterator, IntoParallelRefMutIterator, ParallelIterator};
 
-use crate::attend::Options;
+use crate::attend::{Group, Options, Partial};
 use crate::error::{Argument, Error};
-use crate::plan::{Plan, combine, run_task};
-use crate::problem::{Output, Problem, in_range};
-use crate::tile::Workspace;
+use crate::isa::Backend;
+use crate::plan::{Plan, combine, groups, run_task};
+use crate::problem::{Elements, Lse, Output, Problem, in_range};
+use crate::results::{Finish, Fold, write_lse};
+use crate::tile::{PANEL_ROWS, Workspace};
 
 /// [`decode`](crate::decode) on the current rayon pool, with the same result to the
 /// bit: each workspace belongs to one thread at a time, and `partials` holds
@@ -53,5 +57,114 @@ pub fn decode_on_rayon<W: BorrowMut<Workspace> + Send>(
         }
         Ok(())
     })?;
-    combine(problem, plan, partials, output)
+    // Within one panel, or one thread, there is nothing to share.
+    if current_num_threads() > 1 && problem.shape.group() * problem.shape.s_q > PANEL_ROWS {
+        combine_on_rayon(problem, plan, partials, output)
+    } else {
+        combine(problem, plan, partials, output)
+    }
+}
+
+/// [`combine`], each panel of rows on whatever thread is free.
+fn combine_on_rayon(
+    problem: &Problem<'_>,
+    plan: &Plan,
+    partials: &mut [f32],
+    mut output: Output<'_>,
+) -> Result<(), Error> {
+    let Some(panels) = panels(problem, plan, partials, &mut output) else {
+        return combine(problem, plan, partials, output);
+    };
+    let done: Vec<_> = panels.into_par_iter().map(Panel::finish).collect();
+    for (group, panel, lse) in done {
+        write_lse(&group, panel, &lse, &mut output);
+    }
+    Ok(())
+}
+
+/// All that makes a panel's rows of the output.
+struct Panel<'p, 'o> {
+    group: Group<'p>,
+    panel: usize,
+    /// The results over the first range of keys, and over the others.
+    total: Partial<'o>,
+    parts: Vec<Partial<'o>>,
+    lse: Lse,
+    strides: [usize; 3],
+    /// The output from element `from` on, up to the panel's last.
+    o: Elements<'o>,
+    from: usize,
+}
+
+/// The panels, in the order of the output; `None` if that isn't the order of groups and rows.
+fn panels<'p, 'o>(
+    problem: &'p Problem<'_>,
+    plan: &Plan,
+    partials: &'o mut [f32],
+    output: &'o mut Output<'_>,
+) -> Option<Vec<Panel<'p, 'o>>> {
+    let d_v = problem.shape.d_v;
+    let (lse, strides) = (output.lse_format, output.o_strides);
+    let mut partials = partials.chunks_mut(plan.partial_len());
+    let (mut o, mut end) = (output.o.reborrow(), 0);
+    let mut panels = Vec::new();
+    for (cut, at) in groups(problem) {
+        let group = cut.group(problem, at, 0);
+        let parts = partials.by_ref().take(cut.splits().len());
+        let mut parts: Vec<_> = parts
+            .map(|memory| Partial::view(memory, d_v).panels())
+            .collect();
+        for panel in 0..group.panels() {
+            let from = end;
+            for r in 0..group.panel_rows(panel) {
+                let (j, h) = group.position(panel * PANEL_ROWS + r);
+                let start = group.start(j, h, strides);
+                if start < end {
+                    return None;
+                }
+                end = start + d_v;
+            }
+            let [own, rest] = o.split_at(end - from);
+            o = rest;
+            let mut parts = parts.iter_mut().filter_map(Iterator::next);
+            panels.push(Panel {
+                group: group.clone(),
+                panel,
+                total: parts.next()?,
+                parts: parts.collect(),
+                lse,
+                strides,
+                o: own,
+                from,
+            });
+        }
+    }
+    Some(panels)
+}
+
+impl<'p> Panel<'p, '_> {
+    /// Writes O; whose rows they are, and their lse.
+    fn finish(mut self) -> (Group<'p>, usize, [f32; PANEL_ROWS]) {
+        let backend = Backend::detect();
+        let last = self.parts.pop();
+        for part in &self.parts {
+            backend.with(Fold {
+                total: &mut self.total,
+                part,
+                rows: self.group.panel_rows(self.panel),
+            });
+        }
+        let lse = backend.with(Finish {
+            group: &self.group,
+            panel: self.panel,
+            total: &mut self.total,
+            last: last.as_ref(),
+            settle: false,
+            lse: self.lse,
+            strides: self.strides,
+            o: self.o,
+            from: self.from,
+        });
+        (self.group, self.panel, lse)
+    }
 }

@@ -966,12 +966,49 @@ pub enum Elements<'a> {
     F32(&'a mut [f32]),
 }
 
-impl Elements<'_> {
+impl<'a> Elements<'a> {
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Bf16(data) => data.len(),
             Self::F16(data) => data.len(),
             Self::F32(data) => data.len(),
+        }
+    }
+
+    /// The same for a while.
+    pub(crate) fn reborrow(&mut self) -> Elements<'_> {
+        match self {
+            Self::Bf16(data) => Elements::Bf16(data),
+            Self::F16(data) => Elements::F16(data),
+            Self::F32(data) => Elements::F32(data),
+        }
+    }
+
+    /// Those before element `at`, and those from it on.
+    #[cfg(feature = "rayon")]
+    pub(crate) fn split_at(self, at: usize) -> [Self; 2] {
+        match self {
+            Self::Bf16(data) => <[_; 2]>::from(data.split_at_mut(at)).map(Elements::Bf16),
+            Self::F16(data) => <[_; 2]>::from(data.split_at_mut(at)).map(Elements::F16),
+            Self::F32(data) => <[_; 2]>::from(data.split_at_mut(at)).map(Elements::F32),
+        }
+    }
+
+    /// Writes some numbers from element `at` on, rounded to the format.
+    pub(crate) fn write(&mut self, at: usize, row: &[f32]) {
+        let at = at..at + row.len();
+        match self {
+            Self::Bf16(o) => {
+                for (o, x) in o[at].iter_mut().zip(row) {
+                    *o = bf16::from_bits(bf16_round(*x));
+                }
+            }
+            Self::F16(o) => {
+                for (o, x) in o[at].iter_mut().zip(row) {
+                    *o = f16::from_f32(*x);
+                }
+            }
+            Self::F32(o) => o[at].copy_from_slice(row),
         }
     }
 }
@@ -1064,24 +1101,6 @@ impl<'a> Output<'a> {
         let lse = [b, s.h_q, s_q];
         reaches(Argument::Lse, self.lse.len(), lse, self.lse_strides, 1)?;
         disjoint(Argument::Lse, lse, self.lse_strides, 1)
-    }
-
-    /// Writes some numbers of O from element `at` on, rounded to its format.
-    pub(crate) fn write(&mut self, at: usize, row: &[f32]) {
-        let at = at..at + row.len();
-        match &mut self.o {
-            Elements::F32(o) => o[at].copy_from_slice(row),
-            Elements::Bf16(o) => {
-                for (o, x) in o[at].iter_mut().zip(row) {
-                    *o = bf16::from_bits(bf16_round(*x));
-                }
-            }
-            Elements::F16(o) => {
-                for (o, x) in o[at].iter_mut().zip(row) {
-                    *o = f16::from_f32(*x);
-                }
-            }
-        }
     }
 }
 

@@ -16,6 +16,7 @@ const LAYERS: &[&[&str]] = &[
     &["format", "peaks", "problem", "tile"],
     &["ascend", "isa", "merge", "reference"],
     &["attend"],
+    &["results"],
     &["plan", "stages"],
     &["pool"],
     &["lib"],

@@ -2,8 +2,11 @@
 
 mod common;
 
-use amla::{Argument, Elements, Error, Options, Output, Plan, Shape, Workspace, decode_on_rayon};
-use common::{Case, workspace};
+use amla::{
+    Argument, Elements, Error, Options, Output, Plan, Shape, Workspace, decode, decode_on_rayon,
+};
+use common::{Case, normal, workspace};
+use half::{bf16, f16};
 use rayon::ThreadPoolBuilder;
 
 fn ragged() -> Case {
@@ -39,6 +42,75 @@ fn any_number_of_threads() {
             })
             .unwrap();
         assert!(o == want_o && lse == want_lse, "{threads} threads");
+    }
+}
+
+/// Panels are written by several threads where the output has their order, and by one where not: the
+/// same bits either way, and nothing between rows.
+#[test]
+fn outputs_of_any_order_and_format() {
+    let pool = ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+    let (b, s_q, h_q, d_v) = (2, 3, 70, 64);
+    for (h_kv, s_k) in [(1, 1100), (2, 300), (1, 0)] {
+        let mut case = Case::new(b, s_q, s_k, h_q, (64, d_v));
+        case.shape.h_kv = h_kv;
+        case.kv = normal(3, 1.0, b * s_k * h_kv * 64);
+        let problem = case.problem();
+        let plan = Plan::new(&problem).unwrap();
+        for (gap, strides) in [
+            (0, [s_q * h_q * d_v, h_q * d_v, d_v]),
+            (
+                9,
+                [s_q * (h_q * (d_v + 9) + 5), h_q * (d_v + 9) + 5, d_v + 9],
+            ),
+            // Heads outermost.
+            (0, [d_v, b * d_v, s_q * b * d_v]),
+            // Requests between positions and heads.
+            (0, [d_v, b * h_q * d_v, b * d_v]),
+        ] {
+            let len = b * s_q * h_q * (d_v + gap) + b * s_q * 5;
+            let run = |o: Elements<'_>, on_rayon: bool| {
+                let mut lse = vec![-7.5; b * s_q * h_q];
+                let output = Output {
+                    o_strides: strides,
+                    // Positions before heads.
+                    lse_strides: [s_q * h_q, 1, h_q],
+                    ..Output::dense(case.shape, o, &mut lse)
+                };
+                let options = &Options::default();
+                if on_rayon {
+                    let mut partials = vec![f32::NAN; plan.tasks() * plan.partial_len()];
+                    let mut workspaces = [workspace(), workspace()];
+                    pool.install(|| {
+                        decode_on_rayon(
+                            &problem,
+                            options,
+                            &plan,
+                            &mut workspaces,
+                            &mut partials,
+                            output,
+                        )
+                    })
+                } else {
+                    decode(&problem, options, &mut workspace(), output)
+                }
+                .unwrap();
+                lse
+            };
+            macro_rules! same {
+                ($format:ident, $fill:expr) => {{
+                    let [mut one, mut many] = [0; 2].map(|_| vec![$fill; len]);
+                    let want = run(Elements::$format(&mut one), false);
+                    let got = run(Elements::$format(&mut many), true);
+                    assert!(one == many && want == got, "{h_kv} {s_k} {strides:?}");
+                    let left = many.iter().filter(|&&x| x == $fill).count();
+                    assert_eq!(left, len - b * s_q * h_q * d_v, "{strides:?}");
+                }};
+            }
+            same!(F32, -7.5e33);
+            same!(Bf16, bf16::MIN);
+            same!(F16, f16::MIN);
+        }
     }
 }
 
