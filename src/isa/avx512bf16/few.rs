@@ -207,9 +207,9 @@ fn pv_tile<const ROWS: usize, const PIECES: usize>(
         }
     }
     let column = visit * PIECES * PIECE;
-    acc = accumulate(c2, &c2.p.high, column, row, acc, ahead);
+    acc = accumulate(c2, &c2.p.high, column, row, &acc, ahead);
     if c2.call.precision == Precision::Bf16x2 {
-        acc = accumulate(c2, &c2.p.low, column, row, acc, ahead);
+        acc = accumulate(c2, &c2.p.low, column, row, &acc, ahead);
     }
     if check {
         const NOT_FINITE: i32 = 0x01 | 0x08 | 0x10 | 0x80;
@@ -236,7 +236,7 @@ fn pv_tile<const ROWS: usize, const PIECES: usize>(
 /// The accumulators of a tile: rows x pieces x the two halves of a piece.
 type Acc<const ROWS: usize, const PIECES: usize> = [[[__m512; 2]; PIECES]; ROWS];
 
-/// `acc[row][column] += sum over pairs of p[pair][row] . v[pair][column]`.
+/// `acc[row][column] + sum over pairs of p[pair][row] . v[pair][column]`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn accumulate<const ROWS: usize, const PIECES: usize>(
@@ -244,31 +244,32 @@ fn accumulate<const ROWS: usize, const PIECES: usize>(
     p: &PTile,
     column: usize,
     row: usize,
-    mut acc: Acc<ROWS, PIECES>,
+    acc: &Acc<ROWS, PIECES>,
     ahead: &mut Ahead<'_>,
 ) -> Acc<ROWS, PIECES> {
+    // A copy, which registers hold. An argument's memory would be written with every pair.
+    let mut acc = *acc;
     static ZEROS: [bf16; MAX_D_V] = [bf16::ZERO; _];
     let values = c2.values;
     let end = column + PIECES * PIECE;
     assert!(row + ROWS <= PANEL_ROWS && end <= ZEROS.len());
-    assert!(values.iter().all(|value| value.len() >= end));
     for (k, p) in p.0[..values.len().div_ceil(2)].iter().enumerate() {
         if row == 0 {
             ahead.step(c2.zmm);
         }
-        let even = values[2 * k].as_ptr();
-        let odd = values
-            .get(2 * k + 1)
-            .map_or(ZEROS.as_ptr(), |value| value.as_ptr());
+        let even = &values[2 * k][column..end];
+        let odd = match values.get(2 * k + 1) {
+            Some(value) => &value[column..end],
+            None => &ZEROS[column..end],
+        };
         let mut v = [[_mm512_setzero_si512(); 2]; PIECES];
         for (i, v) in v.iter_mut().enumerate() {
-            // SAFETY: values and zeros have `end` elements at least (asserted above), which is
-            // where the last piece ends; a piece is 64 bytes, and the loads need no alignment.
+            // SAFETY: both have the elements of PIECES pieces, by the slicing above; a piece is 64
+            // bytes, and the loads need no alignment.
             let (even, odd) = unsafe {
-                let at = column + i * PIECE;
                 (
-                    _mm512_loadu_si512(even.add(at).cast()),
-                    _mm512_loadu_si512(odd.add(at).cast()),
+                    _mm512_loadu_si512(even.as_ptr().add(i * PIECE).cast()),
+                    _mm512_loadu_si512(odd.as_ptr().add(i * PIECE).cast()),
                 )
             };
             *v = [
