@@ -20,7 +20,8 @@ use crate::tile::{PANEL_ROWS, Workspace};
 /// [`decode`](crate::decode) on the current rayon pool, with the same result to the
 /// bit: each workspace belongs to one thread at a time, and `partials` holds
 /// [`partial_len`](Plan::partial_len) numbers for each of the plan's tasks, which
-/// the threads take one after the other.
+/// the threads take one after the other. So they do panels of rows when results are put
+/// together, if O lies in the order of requests, positions and heads.
 ///
 /// # Errors
 /// Whatever is wrong with the arguments, or no workspace; the outputs are then
@@ -57,8 +58,7 @@ pub fn decode_on_rayon<W: BorrowMut<Workspace> + Send>(
         }
         Ok(())
     })?;
-    // Within one panel, or one thread, there is nothing to share.
-    if current_num_threads() > 1 && problem.shape.group() * problem.shape.s_q > PANEL_ROWS {
+    if current_num_threads() > 1 {
         combine_on_rayon(problem, plan, partials, output)
     } else {
         combine(problem, plan, partials, output)
@@ -166,5 +166,45 @@ impl<'p> Panel<'p, '_> {
             from: self.from,
         });
         (self.group, self.panel, lse)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec;
+
+    use half::bf16;
+
+    use super::*;
+    use crate::shape::Shape;
+
+    /// How many panels may be written at the same time, with these strides of O.
+    fn shared(strides: [usize; 3]) -> Option<usize> {
+        let shape = Shape {
+            b: 2,
+            s_q: 1,
+            s_k: 3,
+            h_q: 70,
+            h_kv: 1,
+            d_qk: 64,
+            d_v: 64,
+        };
+        let (q, kv) = (vec![bf16::ONE; 2 * 70 * 64], vec![bf16::ONE; 2 * 3 * 64]);
+        let problem = Problem::dense(shape, &q, &kv, 1.0);
+        let plan = Plan::new(&problem).unwrap();
+        let mut partials = vec![0.0; plan.tasks() * plan.partial_len()];
+        let (mut o, mut lse) = (vec![0.0_f32; 2 * 70 * 64], vec![0.0; 2 * 70]);
+        let mut output = Output {
+            o_strides: strides,
+            ..Output::dense(shape, Elements::F32(&mut o), &mut lse)
+        };
+        panels(&problem, &plan, &mut partials, &mut output).map(|panels| panels.len())
+    }
+
+    /// The tests of results can't tell whether panels were shared: they are the same.
+    #[test]
+    fn panels_are_shared_where_the_output_has_their_order() {
+        assert_eq!(shared([70 * 64, 70 * 64, 64]), Some(4));
+        assert_eq!(shared([64, 64, 2 * 64]), None);
     }
 }
