@@ -178,22 +178,25 @@ mod tests {
     use super::*;
     use crate::shape::Shape;
 
+    /// Two panels for each request.
+    const HEADS: usize = PANEL_ROWS + 6;
+
     /// How many panels may be written at the same time, with these strides of O.
     fn shared(strides: [usize; 3]) -> Option<usize> {
         let shape = Shape {
             b: 2,
             s_q: 1,
             s_k: 3,
-            h_q: 70,
+            h_q: HEADS,
             h_kv: 1,
             d_qk: 64,
             d_v: 64,
         };
-        let (q, kv) = (vec![bf16::ONE; 2 * 70 * 64], vec![bf16::ONE; 2 * 3 * 64]);
+        let (q, kv) = (vec![bf16::ONE; 2 * HEADS * 64], vec![bf16::ONE; 2 * 3 * 64]);
         let problem = Problem::dense(shape, &q, &kv, 1.0);
         let plan = Plan::new(&problem).unwrap();
         let mut partials = vec![0.0; plan.tasks() * plan.partial_len()];
-        let (mut o, mut lse) = (vec![0.0_f32; 2 * 70 * 64], vec![0.0; 2 * 70]);
+        let (mut o, mut lse) = (vec![0.0_f32; 2 * HEADS * 64], vec![0.0; 2 * HEADS]);
         let mut output = Output {
             o_strides: strides,
             ..Output::dense(shape, Elements::F32(&mut o), &mut lse)
@@ -204,7 +207,7 @@ mod tests {
     /// The tests of results can't tell whether panels were shared: they are the same.
     #[test]
     fn panels_are_shared_where_the_output_has_their_order() {
-        assert_eq!(shared([70 * 64, 70 * 64, 64]), Some(4));
+        assert_eq!(shared([HEADS * 64, HEADS * 64, 64]), Some(4));
         assert_eq!(shared([64, 64, 2 * 64]), None);
     }
 }
