@@ -104,8 +104,8 @@ pub const MAX_BLOCK: usize = 512;
 /// The textbook: equation `eq:atten` in FP64, with a softmax of two passes, the maximum first (the paper's Golden, which is
 /// FP32 there).
 ///
-/// Outputs and shared behaviour are as in the [module](self)'s documentation. Each score is computed twice, once per pass, as
-/// there is no place to keep `s_k` of them.
+/// Outputs and shared behaviour are as in the [module](self)'s documentation. Scores beyond a row's first 512 are computed in
+/// both passes, as there is no place to keep `s_k` of them.
 ///
 /// # Errors
 ///
@@ -130,13 +130,20 @@ pub fn golden_row(problem: &Problem, at: [usize; 3], o: &mut [f64]) -> Result<f6
 }
 
 fn textbook(row: &Row, o: &mut [f64]) -> f64 {
+    /// Scores that the second pass needn't compute again.
+    const KEPT: usize = 512;
     let scale = f64::from(row.problem.softmax_scale);
-    // The first pass.
-    let mut m = f64::NEG_INFINITY;
+    let visible = || row.keys.clone().filter(|&k| row.sees(k)).enumerate();
     let mut key = [bf16::ZERO; MAX_D_QK];
+    let mut score = |k| scale * dot::<f64>(row.q, row.key(k, &mut key));
+    let mut scores = [0.0; KEPT];
+    let mut m = f64::NEG_INFINITY;
     let mut nan = false;
-    for k in row.keys.clone().filter(|&k| row.sees(k)) {
-        let s = scale * dot::<f64>(row.q, row.key(k, &mut key));
+    for (i, k) in visible() {
+        let s = score(k);
+        if let Some(kept) = scores.get_mut(i) {
+            *kept = s;
+        }
         m = m.max(s);
         nan |= s.is_nan();
     }
@@ -144,13 +151,14 @@ fn textbook(row: &Row, o: &mut [f64]) -> f64 {
         o.fill(f64::NAN);
         return m;
     }
-    // The second.
     o.fill(0.0);
     let mut l = 0.0;
-    for k in row.keys.clone().filter(|&k| row.sees(k)) {
-        let p = exp(scale * dot::<f64>(row.q, row.key(k, &mut key)) - m);
+    let mut value = [bf16::ZERO; MAX_D_QK];
+    for (i, k) in visible() {
+        let s = scores.get(i).copied().unwrap_or_else(|| score(k));
+        let p = exp(s - m);
         l += p;
-        axpy(o, p, row.value(k, &mut key));
+        axpy(o, p, row.value(k, &mut value));
     }
     for o in o {
         *o /= l;

@@ -14,7 +14,7 @@ use std::io::Write;
 use amla::{
     Backend, Data, Elements, Options, Output, Pages, Problem, Shape, Tensor, decode, reference,
 };
-use common::workspace;
+use common::{normal, workspace};
 use half::bf16;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
@@ -125,16 +125,13 @@ fn check(backend: Backend, point: Point, seed: u64) {
         ..
     } = point;
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let normal = Normal::new(0.0_f32, 0.1).unwrap();
-    let mut draw = |n: usize| -> Vec<bf16> {
-        let mut number = || bf16::from_f32(normal.sample(&mut rng).clamp(-1.0, 1.0));
-        (0..n).map(|_| number()).collect()
-    };
-    let q = draw(b * s_q * h_q * D_QK);
+    // FlashMLA's clamp to +-1 is at ten sigma.
+    let q = normal(2 * seed, 0.1, b * s_q * h_q * D_QK);
     let row = h_kv * D_QK;
     // One page's rows over and over where there are many: the numbers don't matter, their
     // places do.
-    let content = draw(4096.min(b * s_k.next_multiple_of(PAGE)) * row);
+    let content = 4096.min(b * s_k.next_multiple_of(PAGE)) * row;
+    let content = normal(2 * seed + 1, 0.1, content);
 
     let around = Normal::new(s_k as f32, s_k as f32 / 2.0).unwrap();
     let lens: Vec<i32> = (0..b)
@@ -211,6 +208,7 @@ fn compare(backend: Backend, problem: &Problem, rng: &mut ChaCha8Rng) {
     // Nothing leaks from what isn't a key.
     assert!(o.iter().all(|x| x.is_finite()), "{:?}", problem.shape);
     assert!(lse.iter().all(|x| !x.is_nan() && *x != f32::NEG_INFINITY));
+    let (mut dot, mut norms) = (0.0, 0.0);
     for i in 0..ROWS.min(rows) {
         // The first, the last, and some between.
         let row = match i {
@@ -225,7 +223,6 @@ fn compare(backend: Backend, problem: &Problem, rng: &mut ChaCha8Rng) {
         let off = (got_lse - want_lse).abs();
         let close = off <= 1e-6 || off <= 8.01 / 65536.0 * want_lse.abs();
         assert!(got_lse == want_lse || close, "lse {got_lse} {want_lse}");
-        let (mut dot, mut norms) = (0.0, 0.0);
         for (got, want) in o[row * D_V..].iter().zip(&want) {
             let got = got.to_f64();
             let off = (got - want).abs();
@@ -236,15 +233,17 @@ fn compare(backend: Backend, problem: &Problem, rng: &mut ChaCha8Rng) {
             dot += got * want;
             norms += got * got + want * want;
         }
-        let difference = if norms == 0.0 {
-            0.0
-        } else {
-            1.0 - 2.0 * dot / norms
-        };
-        assert!(
-            difference <= 5e-6,
-            "cosine difference {difference} {at:?} {:?}",
-            problem.shape
-        );
     }
+    // Over all rows at once, as FlashMLA takes it. With few keys alike, single rows are above the
+    // limit now and then where P is in BF16: of 20 keys at 1/20 each, P rounds by up to 2^-8.
+    let difference = if norms == 0.0 {
+        0.0
+    } else {
+        1.0 - 2.0 * dot / norms
+    };
+    assert!(
+        difference <= 5e-6,
+        "cosine difference {difference} {:?}",
+        problem.shape
+    );
 }

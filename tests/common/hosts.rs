@@ -12,7 +12,9 @@ use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::common::{close, modes, normal, tolerance, used_workspace, workspace};
+use crate::common::{
+    close, halves, modes, normal, tolerance, used_workspace, with_magnitudes, workspace,
+};
 
 // -------------------------------------------------------------------------------------------------
 // Hosts
@@ -171,16 +173,17 @@ impl Host {
         one
     }
 
-    /// The same with the values' magnitudes.
-    fn magnitudes(&self) -> Self {
+    /// The same with the values' magnitudes beside the values.
+    fn with_magnitudes(&self) -> Self {
         let mut host = self.clone();
+        let (d_qk, d_v) = self.dims;
+        host.dims.1 = 2 * d_v;
         for Request { k, v, .. } in &mut host.requests {
-            let latent = k.chunks(self.dims.0).flat_map(|row| &row[..self.dims.1]);
-            let mut values = v.take().unwrap_or_else(|| latent.copied().collect());
-            for x in &mut values {
-                *x = bf16::from_f32(x.to_f32().abs());
-            }
-            *v = Some(values);
+            let rows: Vec<_> = match v {
+                Some(v) => v.chunks(d_v).collect(),
+                None => k.chunks(d_qk).map(|row| &row[..d_v]).collect(),
+            };
+            *v = Some(with_magnitudes(rows));
         }
         host
     }
@@ -254,8 +257,8 @@ impl Host {
     /// against Golden of each row.
     #[track_caller]
     pub fn check(&self, backend: Backend, layout: Layout) {
-        let (want_o, want_lse) = self.golden();
-        let (magnitudes, _) = self.magnitudes().golden();
+        let (want_o, want_lse) = self.with_magnitudes().golden();
+        let [want_o, magnitudes] = halves(&want_o, self.dims.1);
         let laid = self.laid(layout);
         let problem = laid.problem();
         let (o, lse) = golden(&problem);

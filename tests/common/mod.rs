@@ -5,15 +5,16 @@ pub mod precision;
 
 use std::cell::RefCell;
 use std::io::Write;
+use std::sync::LazyLock;
 
 use amla::{
     Backend, BackendId, Data, Elements, Lse, Options, Output, Precision, Problem, Rescale, Shape,
     Tensor, Workspace, decode, reference,
 };
 use half::bf16;
-use rand::SeedableRng;
+use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use rand_distr::{Distribution, Normal};
+use rand_distr::{Distribution, StandardNormal};
 
 /// The variable that restricts tests to the backend that it names.
 pub const CHOICE: &str = "AMLA_TEST_BACKEND";
@@ -108,13 +109,23 @@ pub fn modes(backend: Backend) -> [Options; 4] {
     ]
 }
 
-/// Seeded BF16 numbers of a normal distribution.
+/// Seeded BF16 numbers of a normal distribution: out of a first draw, as many tests have more data
+/// than work.
 pub fn normal(seed: u64, sigma: f32, n: usize) -> Vec<bf16> {
+    static DRAWN: LazyLock<Vec<f32>> = LazyLock::new(|| {
+        let rng = ChaCha8Rng::seed_from_u64(0);
+        StandardNormal.sample_iter(rng).take(1 << 16).collect()
+    });
+    let drawn = &**DRAWN;
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let normal = Normal::new(0.0, sigma).unwrap();
-    (0..n)
-        .map(|_| bf16::from_f32(normal.sample(&mut rng)))
-        .collect()
+    let mut numbers = Vec::with_capacity(n.next_multiple_of(4));
+    while numbers.len() < n {
+        let word = rng.next_u64();
+        let indices = [word, word >> 16, word >> 32, word >> 48].map(|i| usize::from(i as u16));
+        numbers.extend(indices.map(|i| bf16::from_f32(sigma * drawn[i])));
+    }
+    numbers.truncate(n);
+    numbers
 }
 
 /// O, in FP32, and lse, dense, of the lengths `sizes`.
@@ -217,6 +228,7 @@ impl Case {
         &mut self.v.as_mut().unwrap()[(b * s_k + k) * d_v..][..d_v]
     }
 
+    /// `(O, lse)` of Golden.
     pub fn golden(&self) -> (Vec<f64>, Vec<f64>) {
         let (o, lse) = self.sizes();
         let (mut o, mut lse) = (vec![0.0; o], vec![0.0; lse]);
@@ -234,30 +246,26 @@ impl Case {
         (rows * self.shape.d_v, rows)
     }
 
-    /// `sum of P |v| / l` for every element: what rounding errors scale with.
-    fn magnitudes(&self) -> Vec<f64> {
-        let Shape {
-            b, s_k, d_qk, d_v, ..
-        } = self.shape;
+    /// `[O, sum of P |v| / l, lse]` of Golden; the second is what rounding errors scale with.
+    fn golden_with_magnitudes(&self) -> [Vec<f64>; 3] {
+        let Shape { d_qk, d_v, .. } = self.shape;
         let mut case = self.clone();
-        let v = self.v.clone().unwrap_or_else(|| {
-            let rows = self.kv.chunks(d_qk).take(b * s_k);
-            rows.flat_map(|row| &row[..d_v]).copied().collect()
-        });
-        case.v = Some(
-            v.into_iter()
-                .map(|x| bf16::from_f32(x.to_f32().abs()))
-                .collect(),
-        );
-        case.golden().0
+        let rows: Vec<_> = match &self.v {
+            Some(v) => v.chunks(d_v).collect(),
+            None => self.kv.chunks(d_qk).map(|row| &row[..d_v]).collect(),
+        };
+        case.v = Some(with_magnitudes(rows));
+        case.shape.d_v = 2 * d_v;
+        let (o, lse) = case.golden();
+        let [o, magnitudes] = halves(&o, d_v);
+        [o, magnitudes, lse]
     }
 
     /// Runs every mode and checks each element against Golden, with the bound of
     /// [`tolerance`]; non-finite results must stand where Golden has them.
     #[track_caller]
     pub fn check(&self, backend: Backend) {
-        let (want_o, want_lse) = self.golden();
-        let magnitudes = self.magnitudes();
+        let [want_o, magnitudes, want_lse] = self.golden_with_magnitudes();
         for options in modes(backend) {
             let (o, lse) = self.run(&options);
             assert_eq!((o.len(), lse.len()), (want_o.len(), want_lse.len()));
@@ -280,6 +288,29 @@ impl Case {
             }
         }
     }
+}
+
+/// Rows of values, each followed by its magnitudes: Golden of both takes the scores of one.
+pub fn with_magnitudes<'a>(rows: impl IntoIterator<Item = &'a [bf16]>) -> Vec<bf16> {
+    let mut both = Vec::new();
+    for row in rows {
+        both.extend_from_slice(row);
+        both.extend(row.iter().map(|x| bf16::from_bits(x.to_bits() & 0x7fff)));
+    }
+    both
+}
+
+/// O of [`with_magnitudes`]: of the values, of their magnitudes.
+pub fn halves(o: &[f64], d_v: usize) -> [Vec<f64>; 2] {
+    let half = |i| {
+        o.chunks(d_v)
+            .skip(i)
+            .step_by(2)
+            .flatten()
+            .copied()
+            .collect()
+    };
+    [half(0), half(1)]
 }
 
 /// Bound on the error of an element of O, relative to the sum of its terms'
