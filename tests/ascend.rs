@@ -423,14 +423,14 @@ fn is_accurate(tiling: Tiling, shape: Shape, sigma: f32) {
 
 #[test]
 fn every_kernel_computes_attention() {
-    is_accurate(Tiling::PAPER, one(256, 2048), 1.0);
+    is_accurate(Tiling::PAPER, one(130, 1100), 1.0);
     // A maximum that rises by many powers of two.
-    is_accurate(Tiling::PAPER, one(64, 2048), 3.0);
+    is_accurate(Tiling::PAPER, one(32, 1100), 3.0);
 }
 
 #[test]
 fn odd_sizes_compute_attention_too() {
-    for (rows, keys) in [(1, 1), (1, 700), (17, 513), (130, 1100), (255, 512)] {
+    for (rows, keys) in [(1, 1), (1, 700), (17, 513), (256, 64), (255, 512)] {
         is_accurate(Tiling::PAPER, one(rows, keys), 1.0);
     }
 }
@@ -478,7 +478,7 @@ fn other_tilings_compute_attention_too() {
             kv_buffers,
             ..Tiling::PAPER
         };
-        is_accurate(tiling, one(192, 1300), 1.0);
+        is_accurate(tiling, one(192, 600), 1.0);
     }
 }
 

@@ -76,12 +76,17 @@ fn layouts() -> Vec<Layout> {
 }
 
 fn layouts_hold_the_same(backend: Backend) {
-    for h_q in [1, 5, 16, 64, 70] {
-        let latent = Host::new([h_q, 1], MLA, &LENS.map(|len| (1, len)));
-        let apart = Host::new([h_q, 1], MHA, &LENS.map(|len| (2, len)));
+    for h_q in [1, 5, 16, 70] {
+        // Two splits for some only: emulated processors take their time.
+        let lens = if h_q == 5 { &LENS[..] } else { &LENS[..5] };
+        let requests = |n| lens.iter().map(|&len| (n, len)).collect::<Vec<_>>();
+        let latent = Host::new([h_q, 1], MLA, &requests(1));
+        let apart = Host::new([h_q, 1], MHA, &requests(2));
         for host in [latent, apart.separate_v().causal(true)] {
             let wants = modes(backend).map(|options| host.run(PLAIN, &options));
-            for (i, layout) in layouts().into_iter().enumerate() {
+            // All of them where that is cheap.
+            let every = if h_q < 16 { 1 } else { 5 };
+            for (i, layout) in layouts().into_iter().enumerate().step_by(every) {
                 let mode = i / 2 % 4;
                 let options = modes(backend)[mode];
                 let got = host.run(layout, &options);
@@ -92,9 +97,9 @@ fn layouts_hold_the_same(backend: Backend) {
 }
 
 fn kv_heads_are_problems_of_their_own(backend: Backend) {
-    let requests = [(2, 200), (1, 0), (1, 1030)];
     for h_kv in [2, 3, 8] {
-        for group in [1, 3, 20] {
+        for group in [1, 3, 20].into_iter().filter(|g| h_kv * g <= 60) {
+            let requests = [(2, 200), (1, 0), (1, if group == 3 { 1030 } else { 300 })];
             let heads = [h_kv * group, h_kv];
             let latent = [MLA, SMALL].map(|dims| Host::new(heads, dims, &requests));
             let apart = [MHA, SMALL, TINY].map(|dims| Host::new(heads, dims, &requests));
@@ -120,7 +125,7 @@ fn requests_stay_alone(backend: Backend) {
         (2, 300),
         (0, 20),
         (1, 193),
-        (4, 1030),
+        (2, 1030),
         (3, 0),
         (1, 1),
         (0, 0),
@@ -129,13 +134,14 @@ fn requests_stay_alone(backend: Backend) {
     for (heads, dims) in [([70, 1], MHA), ([6, 2], SMALL), ([5, 1], MLA)] {
         for causal in [false, true] {
             let host = Host::new(heads, dims, &requests).causal(causal);
-            for options in modes(backend) {
-                let alone = |r| host.only(&[r]).run(PLAIN, &options);
+            for options in &modes(backend)[2 * usize::from(causal)..][..2] {
+                let alone = |r| host.only(&[r]).run(PLAIN, options);
+                let alone: Vec<_> = (0..requests.len()).map(alone).collect();
                 let context = (heads, dims, causal, options);
-                let want = joined((0..requests.len()).map(alone));
-                same(&host.run(PLAIN, &options), &want, &context);
-                let want = joined(order.into_iter().map(alone));
-                same(&host.only(&order).run(paged(53), &options), &want, &context);
+                let want = joined(alone.iter().cloned());
+                same(&host.run(PLAIN, options), &want, &context);
+                let want = joined(order.into_iter().map(|r| alone[r].clone()));
+                same(&host.only(&order).run(paged(53), options), &want, &context);
             }
         }
     }
@@ -143,7 +149,9 @@ fn requests_stay_alone(backend: Backend) {
 
 fn triangles_are_causal(backend: Backend) {
     for n in [1, 2, 5, 70] {
-        let host = Host::new([3, 1], SMALL, &LENS.map(|len| (n, len)));
+        let lens = if n < 70 { &LENS[..] } else { &LENS[..5] };
+        let requests: Vec<_> = lens.iter().map(|&len| (n, len)).collect();
+        let host = Host::new([3, 1], TINY, &requests);
         for options in modes(backend) {
             let want = host.clone().causal(true).run(PLAIN, &options);
             for tail in [n - 1, n, n + 63, n + 64, n + 128, 2000] {
@@ -170,7 +178,7 @@ fn wide_windows_show_everything(backend: Backend) {
 
 fn windows_are_the_last_keys(backend: Backend) {
     let lens = [0, 1, 2, 99, 100, 192, 193, 194, 1001, 2500];
-    for (heads, dims) in [([3, 1], SMALL), ([64, 1], MLA)] {
+    for (heads, dims) in [([3, 1], SMALL), ([20, 1], MLA)] {
         let host = Host::new(heads, dims, &lens.map(|len| (1, len)));
         for (i, window) in WINDOWS.into_iter().chain([1030]).enumerate() {
             let options = modes(backend)[i % 4];

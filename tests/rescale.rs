@@ -3,18 +3,15 @@
 #[macro_use]
 mod common;
 
+use std::io::{Write, stderr};
 use std::ops::Range;
 use std::thread;
 
 use amla::Backend;
 use amla::bits::{Increment, add_increment_f32};
+use common::backends;
 
-suites![
-    edges,
-    lengths_and_offsets,
-    #[ignore = "2^32 patterns x 15 increments; for release builds"]
-    every_pattern,
-];
+suites![edges, lengths_and_offsets];
 
 /// Both signs, every exponent, and the mantissas at the ends and the middle.
 fn patterns() -> Vec<u32> {
@@ -139,7 +136,13 @@ fn lengths_and_offsets(backend: Backend) {
     }
 }
 
-fn every_pattern(backend: Backend) {
+/// Every backend at once, as what is expected takes longer than what they do.
+#[test]
+#[ignore = "exhaustive: run with --release"]
+fn every_pattern() {
+    let backends: Vec<Backend> = backends().collect();
+    let names: Vec<&str> = backends.iter().map(|b| b.id().name()).collect();
+    let _ = writeln!(stderr(), "every FP32 pattern on {}", names.join(", "));
     let increments = [
         Increment::pow2(0),
         Increment::pow2(-1),
@@ -166,29 +169,35 @@ fn every_pattern(backend: Backend) {
             } else {
                 (thread + 1) * share
             };
-            let increments = &increments;
-            scope.spawn(move || every_pattern_of(thread * share..end, increments, backend));
+            let (increments, backends) = (&increments, &backends);
+            scope.spawn(move || every_pattern_of(thread * share..end, increments, backends));
         }
     });
 }
 
-fn every_pattern_of(patterns: Range<u64>, increments: &[Increment], backend: Backend) {
-    // Small enough for L1d twice over.
-    const CHUNK: u64 = 1 << 11;
-    let (mut xs, mut got) = (Vec::new(), Vec::new());
-    for start in patterns.clone().step_by(CHUNK as usize) {
-        let end = patterns.end.min(start + CHUNK);
-        xs.clear();
-        xs.extend((start..end).map(|bits| f32::from_bits(bits as u32)));
+fn every_pattern_of(patterns: Range<u64>, increments: &[Increment], backends: &[Backend]) {
+    // Small enough for L1d three times over.
+    const CHUNK: usize = 1 << 11;
+    let [mut xs, mut want, mut got] = [[0.0; CHUNK]; 3];
+    for start in patterns.step_by(CHUNK) {
+        for (x, bits) in xs.iter_mut().zip(start..) {
+            *x = f32::from_bits(bits as u32);
+        }
         for &increment in increments {
-            got.clear();
-            got.extend_from_slice(&xs);
-            backend.rescale(&mut got, increment);
-            let differences = got.iter().zip(&xs).fold(0, |differences, (got, &x)| {
-                differences | (got.to_bits() ^ add_increment_f32(x, increment).to_bits())
-            });
-            if differences != 0 {
-                assert_added(&got, &xs, increment, "of its chunk");
+            for (want, &x) in want.iter_mut().zip(&xs) {
+                *want = add_increment_f32(x, increment);
+            }
+            for backend in backends {
+                got.copy_from_slice(&xs);
+                backend.rescale(&mut got, increment);
+                let differences = got
+                    .iter()
+                    .zip(&want)
+                    .fold(0, |all, (got, want)| all | (got.to_bits() ^ want.to_bits()));
+                if differences != 0 {
+                    let context = format!("of its chunk on {}", backend.id().name());
+                    assert_added(&got, &xs, increment, &context);
+                }
             }
         }
     }
