@@ -214,12 +214,12 @@ fn grid(backend: Backend) {
                 {
                     let n = i + j + k;
                     let point = Point {
-                        b: [1, 3, 2][n % 3],
+                        b: [1, 2, 1][n % 3],
                         s_q: 1 + n % 2,
                         h_q: [64, 3, 20, 9][(n + usize::from(sink)) % 4],
                         dims,
                         page_size,
-                        topk: [64, 193, 400, 1][(i + k + usize::from(lengths)) % 4],
+                        topk: [64, 193, 250, 1][(i + k + usize::from(lengths)) % 4],
                         extra_topk,
                         invalid: [0, 100, 900][(i + j) % 3],
                         lengths,

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 fn fuzz() -> PathBuf {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     let places = own.ancestors().map(|folder| folder.join("fuzz"));
-    let mut places = places.filter(|fuzz| fuzz.join("fuzz_targets").exists());
+    let mut places = places.filter(|fuzz| fuzz.join("corpus").exists());
     places.next().unwrap()
 }
 
