@@ -176,14 +176,9 @@ impl Host {
     /// The same with the values' magnitudes beside the values.
     fn with_magnitudes(&self) -> Self {
         let mut host = self.clone();
-        let (d_qk, d_v) = self.dims;
-        host.dims.1 = 2 * d_v;
+        host.dims.1 *= 2;
         for Request { k, v, .. } in &mut host.requests {
-            let rows: Vec<_> = match v {
-                Some(v) => v.chunks(d_v).collect(),
-                None => k.chunks(d_qk).map(|row| &row[..d_v]).collect(),
-            };
-            *v = Some(with_magnitudes(rows));
+            *v = Some(with_magnitudes(k, v.as_deref(), self.dims));
         }
         host
     }

@@ -250,11 +250,7 @@ impl Case {
     fn golden_with_magnitudes(&self) -> [Vec<f64>; 3] {
         let Shape { d_qk, d_v, .. } = self.shape;
         let mut case = self.clone();
-        let rows: Vec<_> = match &self.v {
-            Some(v) => v.chunks(d_v).collect(),
-            None => self.kv.chunks(d_qk).map(|row| &row[..d_v]).collect(),
-        };
-        case.v = Some(with_magnitudes(rows));
+        case.v = Some(with_magnitudes(&self.kv, self.v.as_deref(), (d_qk, d_v)));
         case.shape.d_v = 2 * d_v;
         let (o, lse) = case.golden();
         let [o, magnitudes] = halves(&o, d_v);
@@ -290,10 +286,16 @@ impl Case {
     }
 }
 
-/// Rows of values, each followed by its magnitudes: Golden of both takes the scores of one.
-pub fn with_magnitudes<'a>(rows: impl IntoIterator<Item = &'a [bf16]>) -> Vec<bf16> {
+/// Rows of values, which are the keys' first columns unless they lie apart, each followed by its
+/// magnitudes: Golden of both takes the scores of one.
+pub fn with_magnitudes(
+    keys: &[bf16],
+    values: Option<&[bf16]>,
+    (d_qk, d_v): (usize, usize),
+) -> Vec<bf16> {
+    let (rows, width) = values.map_or((keys, d_qk), |values| (values, d_v));
     let mut both = Vec::new();
-    for row in rows {
+    for row in rows.chunks(width).map(|row| &row[..d_v]) {
         both.extend_from_slice(row);
         both.extend(row.iter().map(|x| bf16::from_bits(x.to_bits() & 0x7fff)));
     }
