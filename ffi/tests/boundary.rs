@@ -211,14 +211,37 @@ impl World {
         w
     }
 
+    /// The call. A pointer into the world itself is borrowed anew, as it would be invalid after
+    /// any change of what it points to.
+    fn linked(&mut self) -> *const Call {
+        fn renew<T>(pointer: &mut *const T, to: &T) {
+            if std::ptr::eq(*pointer, to) {
+                *pointer = to;
+            }
+        }
+        renew(&mut self.extra.kv, &self.extra_kv);
+        renew(&mut self.extra.indices, &self.extra_indices);
+        let call = &mut self.call;
+        renew(&mut call.q, &self.q);
+        renew(&mut call.q_rope, &self.q_rope);
+        renew(&mut call.kv, &self.kv);
+        renew(&mut call.k_rope, &self.k_rope);
+        renew(&mut call.v, &self.v);
+        renew(&mut call.sparse, &self.indices);
+        renew(&mut call.extra, &self.extra);
+        renew(&mut call.output, &self.output);
+        call
+    }
+
     fn planned(mut self: Box<Self>) -> Box<Self> {
         let mut plan = vec![0; AMLA_PLAN_MAX];
         let (mut size, mut detail) = (0, detail());
+        let call = self.linked();
         // SAFETY: all that the call points to is this world's.
         unsafe {
-            assert_eq!(amla_plan_size(&self.call, &mut size, &mut detail), AMLA_OK);
+            assert_eq!(amla_plan_size(call, &mut size, &mut detail), AMLA_OK);
             let plan = plan.as_mut_ptr().cast();
-            assert_eq!(amla_plan(&self.call, plan, size, &mut detail), AMLA_OK);
+            assert_eq!(amla_plan(call, plan, size, &mut detail), AMLA_OK);
         }
         plan.truncate(size);
         self.plan = plan;
@@ -238,7 +261,7 @@ impl World {
             let status = call(&mut detail);
             answers.push((name, status, detail));
         };
-        let (call, mut size) = (&raw const self.call, 0);
+        let (call, mut size) = (self.linked(), 0);
         let (plan, plan_size) = (self.plan.as_ptr().cast(), self.plan.len());
         let workspace: *mut c_void = self.workspace.as_mut_ptr().cast();
         let (partials, partials_len) = (self.partials.as_mut_ptr(), self.partials_len);
