@@ -22,6 +22,9 @@ mod run;
 #[path = "../src/types.rs"]
 mod types;
 
+#[path = "boundary/rest.rs"]
+mod rest;
+
 use std::ffi::{CStr, c_void};
 use std::mem::size_of;
 use std::ptr::null;
