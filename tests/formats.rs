@@ -18,6 +18,7 @@ suites![
     f16_everywhere,
     quantised_values_alone,
     non_finite_values,
+    infinities_of_hidden_keys,
     a_row_of_nan_spares_the_others,
     overflow_spares_the_others,
 ];
@@ -200,6 +201,35 @@ fn non_finite_values(backend: Backend) {
         let mut problem = case.problem();
         problem.kv.data = Data::F16(&kv);
         assert_eq!(all(&problem, &case, backend), want);
+    }
+}
+
+/// Values apart, which are widened before they are packed: rows that don't see an infinity are spared.
+fn infinities_of_hidden_keys(backend: Backend) {
+    for h_q in [2, 20] {
+        let mut case = Case::new(1, 3, 300, h_q, (128, 128)).separate_v();
+        case.causal = true;
+        let v = case.v.iter().flatten();
+        let mut v: Vec<f16> = v.map(|x| f16::from_f32(x.to_f32() / 3.0)).collect();
+        v[299 * 128 + 5] = f16::INFINITY;
+        v[298 * 128 + 6] = f16::NEG_INFINITY;
+        case.v = Some(v.iter().map(|x| bf16::from_f32(x.to_f32())).collect());
+        let mut problem = case.problem();
+        problem.v.as_mut().unwrap().data = Data::F16(&v);
+        for options in modes(backend) {
+            let (want, _) = case.run(&options);
+            let (o, _) = common::run(&problem, case.sizes(), &options);
+            // Not to the bit: which columns go the scalar way differs.
+            for (&got, &want) in o.iter().zip(&want) {
+                assert!(got == want || (got - want).abs() < 1e-5, "{got} {want}");
+            }
+            // The first position sees neither, the last both.
+            let (first, last) = (&o[..h_q * 128], &o[2 * h_q * 128..]);
+            assert!(first.iter().all(|x| x.is_finite()));
+            for row in last.chunks(128) {
+                assert_eq!((row[5], row[6]), (f32::INFINITY, f32::NEG_INFINITY));
+            }
+        }
     }
 }
 
