@@ -50,7 +50,7 @@ const PATTERN: f32 = f32::from_bits(0xffd0_1235);
 #[derive(Clone)]
 struct Line([u8; 64]);
 
-/// A call and all that it points to. Boxed, and never moved once `wired`.
+/// A call and all that it points to. Boxed, so that addresses stay; see `linked`.
 struct World {
     call: Call,
     q: Tensor,
@@ -332,6 +332,18 @@ fn detail() -> ErrorDetail {
     ErrorDetail {
         struct_size: size_of::<ErrorDetail>() as u32,
         ..zeroed()
+    }
+}
+
+/// A result to be merged.
+fn part(o: &[f32], lse: &[f32]) -> Part {
+    Part {
+        struct_size: size_of::<Part>() as u32,
+        reserved: 0,
+        o: o.as_ptr(),
+        o_len: o.len(),
+        lse: lse.as_ptr(),
+        lse_len: lse.len(),
     }
 }
 
@@ -753,14 +765,7 @@ fn merging_with_a_result_over_no_keys_changes_nothing() {
     assert_eq!(w.answers(Who::Compute)[1].1, AMLA_OK);
     let want = results(&w);
     let (o, lse) = (vec![0.0_f32; w.o.len()], vec![f32::INFINITY; w.lse.len()]);
-    let part = Part {
-        struct_size: size_of::<Part>() as u32,
-        reserved: 0,
-        o: o.as_ptr(),
-        o_len: o.len(),
-        lse: lse.as_ptr(),
-        lse_len: lse.len(),
-    };
+    let part = part(&o, &lse);
     let mut detail = detail();
     // SAFETY: total and part are this test's.
     let status = unsafe { amla_merge(B, 1, H_Q, D_V, &w.output, &part, 1, &mut detail) };

@@ -421,14 +421,7 @@ type Spoil = fn(&mut [u8]);
 fn merging_and_queries_are_denied() {
     let mut w = World::apart();
     let (o, lse) = (vec![0.0_f32; w.o.len()], vec![0.0_f32; w.lse.len()]);
-    let good = Part {
-        struct_size: size_of::<Part>() as u32,
-        reserved: 0,
-        o: o.as_ptr(),
-        o_len: o.len(),
-        lse: lse.as_ptr(),
-        lse_len: lse.len(),
-    };
+    let good = part(&o, &lse);
     let cases: [Wrong<Part>; 6] = [
         (AMLA_ERROR_STRUCT_SIZE, "amla_part", |p| p.struct_size = 0),
         (AMLA_ERROR_UNKNOWN_VALUE, "parts.reserved", |p| {
@@ -440,10 +433,10 @@ fn merging_and_queries_are_denied() {
         (AMLA_ERROR_WRONG_LENGTH, "lse", |p| p.lse_len = 0),
     ];
     for (status, argument, change) in cases {
-        let (mut part, mut detail) = (good, detail());
-        change(&mut part);
+        let (mut wrong, mut detail) = (good, detail());
+        change(&mut wrong);
         // SAFETY: total and part are this test's, or must be refused.
-        let got = unsafe { amla_merge(B, 1, H_Q, D_V, &w.output, &part, 1, &mut detail) };
+        let got = unsafe { amla_merge(B, 1, H_Q, D_V, &w.output, &wrong, 1, &mut detail) };
         assert_eq!((got, text(&detail.argument)), (status, argument));
     }
     let mut detail = detail();
@@ -461,10 +454,10 @@ fn merging_and_queries_are_denied() {
         let got = unsafe { amla_merge(B, 1, H_Q, D_V, &w.output, parts, len, &mut detail) };
         assert_eq!((got, text(&detail.argument)), (status, argument));
     }
-    let mut part = good;
-    part.o = w.o.as_ptr();
+    let mut aliased = good;
+    aliased.o = w.o.as_ptr();
     // SAFETY: as above.
-    let got = unsafe { amla_merge(B, 1, H_Q, D_V, &w.output, &part, 1, &mut detail) };
+    let got = unsafe { amla_merge(B, 1, H_Q, D_V, &w.output, &aliased, 1, &mut detail) };
     assert_eq!((got, text(&detail.argument)), (AMLA_ERROR_ALIASED, "o"));
     assert!(w.untouched());
 
@@ -484,7 +477,7 @@ fn merging_and_queries_are_denied() {
         // SAFETY: the plan and the struct are this test's.
         let got = unsafe { amla_plan_query(plan.as_ptr().cast(), size, &mut info, &mut detail) };
         assert_eq!((got, text(&detail.argument)), (status, "plan"));
-        w.plan = std::mem::replace(&mut plan, w.plan);
+        std::mem::swap(&mut plan, &mut w.plan);
         if size == plan.len() {
             assert_eq!(w.answers(Who::Tasks)[0].1, status);
         }
