@@ -372,6 +372,20 @@ pub fn mul_pow2_f16_slice(xs: &mut [u16], n: i32) {
 }
 
 // -------------------------------------------------------------------------------------------------
+// NaN
+// -------------------------------------------------------------------------------------------------
+
+/// The NaN of all results, quiet and positive. Which NaN an operation on two of them gives depends
+/// on the order in which a compiler hands them over.
+pub(crate) const NAN: f32 = f32::from_bits(0x7fc0_0000);
+
+/// `x`, or [`NAN`] for any NaN.
+#[inline(always)]
+pub(crate) const fn one_nan(x: f32) -> f32 {
+    if x.is_nan() { NAN } else { x }
+}
+
+// -------------------------------------------------------------------------------------------------
 // BF16 rounding
 // -------------------------------------------------------------------------------------------------
 

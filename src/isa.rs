@@ -245,7 +245,7 @@ pub trait Isa: Copy {
     /// partial results over different keys are put together.
     fn fold(self, x: &mut [f32], dx: Increment, y: &[f32], dy: Increment);
 
-    /// Multiplies every element by `factor`.
+    /// Multiplies every element by `factor`. A product that is NaN is [`NAN`](crate::bits::NAN).
     fn scale(self, xs: &mut [f32], factor: f32) {
         shared::scale(xs, factor);
     }

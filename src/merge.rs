@@ -1,6 +1,7 @@
 //! Putting together results over different keys of the same queries: a shared prefix
 //! and what follows it, caches sharded over devices or processes.
 
+use crate::bits::one_nan;
 use crate::error::{Argument, Error};
 use crate::problem::{Elements, Lse, LseBase, Output, right_length};
 use crate::shape::Shape;
@@ -141,5 +142,5 @@ fn log(x: f64, base: LseBase) -> f64 {
 
 #[expect(clippy::cast_possible_truncation, reason = "rounds to FP32")]
 const fn round(x: f64) -> f32 {
-    x as f32
+    one_nan(x as f32)
 }

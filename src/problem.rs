@@ -1055,7 +1055,8 @@ impl EmptyLse {
 
 /// Where results go.
 ///
-/// A row that sees no key gets `O = 0`, and the lse that [`EmptyLse`] says.
+/// A row that sees no key gets `O = 0`, and the lse that [`EmptyLse`] says. Every NaN is the quiet one
+/// of its format with the sign clear and no payload, `0x7fc00000` in FP32.
 #[derive(Debug)]
 pub struct Output<'a> {
     /// `[b, s_q, h_q, d_v]`, the last dimension contiguous; `[tokens, h_q, d_v]` with

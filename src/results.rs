@@ -3,7 +3,7 @@
 use core::slice;
 
 use crate::attend::{Group, Partial};
-use crate::bits::{Increment, add_increment_f32};
+use crate::bits::{Increment, NAN, add_increment_f32, one_nan};
 use crate::isa::{Backend, Isa, Visitor};
 use crate::peaks::difference;
 use crate::problem::{Elements, Lse, LseBase, Output};
@@ -201,12 +201,12 @@ fn log2_sum(exponent: f32, sum: f32) -> f64 {
 #[expect(clippy::cast_possible_truncation, reason = "rounds to FP32")]
 fn lse(log2: f64, base: LseBase) -> f32 {
     if log2 == f64::NEG_INFINITY {
-        return f32::NAN;
+        return NAN;
     }
-    match base {
+    one_nan(match base {
         LseBase::E => (log2 * core::f64::consts::LN_2) as f32,
         LseBase::Two => log2 as f32,
-    }
+    })
 }
 
 /// What O is multiplied by when the sum of exponentials takes a sink in.

@@ -200,7 +200,8 @@ pub struct Extra {
     pub indices: *const Indices,
 }
 
-/// Where results go. A row that sees no key gets O = 0, and the lse that lse_empty says.
+/// Where results go. A row that sees no key gets O = 0, and the lse that lse_empty says. Every NaN is
+/// the quiet one of its format with the sign clear and no payload, 0x7fc00000 in FP32.
 ///
 /// All memory from o to o + o_len, and from lse to lse + lse_len, belongs to the call while
 /// it runs, also where strides leave gaps.

@@ -42,3 +42,9 @@ mod types;
 fn seeds() {
     corpus::replay("c_abi", c_abi::run);
 }
+
+/// Of two NaNs, the sum of two tasks' results took over one, `amla_run`'s the other.
+#[test]
+fn one_nan() {
+    corpus::regression("c_abi", "one_nan", c_abi::run);
+}

@@ -2,6 +2,7 @@
 
 use amla::{Elements, EmptyLse, Error, Lse, LseBase, Output, Part, Shape, merge};
 
+use crate::common::assert_one_nan;
 use crate::draw::Draw;
 use crate::hosts::{PATTERN, untouched};
 
@@ -104,6 +105,8 @@ pub fn run(data: &[u8]) {
         let place = dot([b, h, j], input.lse_strides);
         lse_written[place] = true;
         o_written[start..start + d_v].fill(true);
+        assert_one_nan(&o[start..start + d_v]);
+        assert_one_nan(&[lse[place]]);
         row(&input, start, place, &o[start..start + d_v], lse[place]);
     }
     for (got, (written, before)) in [(&o, &o_written), (&lse, &lse_written)]

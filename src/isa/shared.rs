@@ -5,7 +5,7 @@
 
 use half::bf16;
 
-use crate::bits::{Increment, add_increment_f32, bf16_widen};
+use crate::bits::{Increment, add_increment_f32, bf16_widen, one_nan};
 use crate::format::{self, Row};
 use crate::tile::{OStrip, QPanel, STRIP};
 
@@ -33,7 +33,7 @@ pub fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &mut QPa
 #[inline(always)]
 pub fn scale(xs: &mut [f32], factor: f32) {
     for x in xs {
-        *x *= factor;
+        *x = one_nan(*x * factor);
     }
 }
 

@@ -13,7 +13,8 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::common::{
-    close, halves, modes, normal, tolerance, used_workspace, with_magnitudes, workspace,
+    assert_one_nan, close, halves, modes, normal, tolerance, used_workspace, with_magnitudes,
+    workspace,
 };
 
 // -------------------------------------------------------------------------------------------------
@@ -654,6 +655,8 @@ fn written(problem: &Problem, call: impl FnOnce(Output) -> Result<(), Error>) ->
     let rows = rows(problem);
     let (mut o, mut lse) = (vec![PATTERN; rows * problem.shape.d_v], vec![PATTERN; rows]);
     call(output(problem, Elements::F32(&mut o), &mut lse)).unwrap();
+    assert_one_nan(&o);
+    assert_one_nan(&lse);
     (bits(&o), bits(&lse))
 }
 
