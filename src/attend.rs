@@ -11,13 +11,14 @@
 //! for stage in schedule::preload(blocks * panels):        C1 C1 V1 | C1 C2 V1 ... | C2 V1 C2
 //!     C1(i):  S[i % 2] = K_block Q_panel^T                line 4
 //!     V1(i):  e' = max(e, ceil(log2-max of S))            lines 5, 6
-//!             P = exp2(S - e'), rounded to BF16           lines 6, 7, 10
+//!             P = exp2(S - e'), rounded to BF16, and what lines 6, 7, 10
+//!             that takes from the largest
 //!             l = l * 2^(e - e') + rowsum(P)              line 6
 //!             N = (e - e') * 2^23                         lines 11, 12
 //!     C2(i):  at the block's first panel: pack V
 //!             O = AS_FP32(AS_INT32(O) + N), total         lines 13-16, fused into
 //!             O = O + P V                                 lines 17, 18   one visit
-//!     Last:   add the peaks' residuals                    then, in `results`: O / l, lse (20)
+//!     Last:   O and l to one sum                          then, in `results`: O / l, lse (20)
 //! ```
 //!
 //! Deviations from the paper, each argued in `docs/algorithm.md`:
@@ -31,8 +32,7 @@
 //!    score's (exact) distance from the block's maximum.
 //! 4. The constant 1e-6 of line 11 is left out and the clamp of -30 is -255.
 //! 5. O is normalised by the sum of P as rounded, lse comes from the unrounded
-//!    sum, and what rounding took from the weightiest P returns at the end
-//!    ([`crate::peaks`]).
+//!    sum, and each block's largest P is two BF16, as it may carry the row.
 //! 6. S^T and O are computed with query rows across S's vectors and value columns
 //!    across O's, so that no vector is ever reduced horizontally.
 //! 7. Blocks have 192 keys, not 512, so that V fits the three K/V buffers
@@ -410,7 +410,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
     let both = c1_asks && group.rows.len() <= BOTH_ROWS;
     let mut asked = group.keys.start + LEAD;
     let mut mask = [0; BLOCK_KEYS];
-    let (mut finite, mut all_finite) = (true, true);
+    let mut finite = true;
     for step in preload(blocks * panels) {
         match step.stage {
             Stage::C1(i) => {
@@ -459,7 +459,6 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     mask: group.mask(panel, block, &mut mask),
                     rescale: options.rescale,
                     precision: options.precision,
-                    first_key: keys.start,
                 };
                 isa.softmax(&call, &l0c[i % SCORE_TILES], l0a, &mut ub[panel]);
             }
@@ -517,7 +516,6 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     Left::EVERYTHING
                 };
                 if left != Left::NOTHING {
-                    all_finite = false;
                     let mask = group.mask(panel, block, &mut mask);
                     pv_non_finite(isa, group, range, &call, l0a, mask, left, o);
                 }
@@ -528,7 +526,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                         isa.settle(o, group.panel_rows(panel), false);
                     }
                 }
-                finish(isa, group, options, ub, &mut partial, strips, all_finite);
+                finish(isa, options, ub, group.rows.len(), strips, &mut partial);
             }
         }
     }
@@ -607,45 +605,23 @@ fn pv_non_finite<I: Isa>(
     isa.settle(o, call.rows, true);
 }
 
-/// Adds the peaks' residuals, and brings O into the form of [`Partial`].
+/// Brings O and the sums into the form of [`Partial`].
 fn finish<I: Isa>(
     isa: I,
-    group: &Group<'_>,
     options: &Options,
     states: &[RowState],
-    partial: &mut Partial<'_>,
+    rows: usize,
     strips: usize,
-    all_finite: bool,
+    partial: &mut Partial<'_>,
 ) {
-    let problem = group.problem;
-    let mut widened = [bf16::ZERO; MAX_D_V];
-    for row in 0..group.rows.len() {
+    for row in 0..rows {
         let (panel, r) = (row / PANEL_ROWS, row % PANEL_ROWS);
         let state = &states[panel];
-        let o = &mut partial.o[panel * strips..][..strips];
         let reference = state.reference[r];
         let (exponent, sum, factor) = match options.rescale {
-            Rescale::Exact => {
-                let sum = state.sum[r];
-                let mut rounded_sum = state.rounded_sum[r];
-                for (key, residual) in state.peaks[r].significant(reference, sum) {
-                    let row = problem.value(group.request, group.head, key as usize);
-                    let mut value = row.as_bf16();
-                    if value.is_empty() {
-                        isa.widen(&row, &mut widened[..strips * STRIP]);
-                        value = &widened[..strips * STRIP];
-                    }
-                    if all_finite {
-                        isa.axpy(residual, value, o, r);
-                    } else {
-                        finite_axpy(residual, value, o, r);
-                    }
-                    rounded_sum += residual;
-                }
-                // O is a sum over the rounded P: dividing by theirs, errors that
-                // they have in common cancel.
-                (reference, sum, sum / rounded_sum)
-            }
+            // O is a sum over the rounded P: dividing by theirs, errors that
+            // they have in common cancel.
+            Rescale::Exact => (reference, state.sum[r], state.sum[r] / state.rounded_sum[r]),
             Rescale::Compensated => {
                 // O carries c, and the sum is relative to 2^m: both to 2^e, where
                 // e = rint(m) = -n.
@@ -661,7 +637,9 @@ fn finish<I: Isa>(
         // A row without a sum has seen no key, or none with a score above -inf.
         let seen = sum != 0.0;
         if seen && factor != 1.0 {
-            o.iter_mut().for_each(|o| isa.scale(&mut o[r], factor));
+            for o in &mut partial.o[panel * strips..][..strips] {
+                isa.scale(&mut o[r], factor);
+            }
         }
         partial.exponent[row] = if seen { exponent } else { f32::NEG_INFINITY };
         partial.sum[row] = sum;
@@ -672,16 +650,5 @@ fn finish<I: Isa>(
 fn axpy(p: f32, value: &[bf16], o: &mut [f32; STRIP]) {
     for (o, v) in o.iter_mut().zip(value) {
         *o += p * bf16_widen(v.to_bits());
-    }
-}
-
-/// [`Isa::axpy`] over the finite elements of `value`: where it isn't, O already
-/// is what it must be, and a residual of the other sign would make it NaN.
-fn finite_axpy(factor: f32, value: &[bf16], o: &mut [OStrip], row: usize) {
-    for (value, o) in value.chunks(STRIP).zip(o) {
-        for (o, v) in o[row].iter_mut().zip(value) {
-            let v = bf16_widen(v.to_bits());
-            *o += if v.is_finite() { factor * v } else { 0.0 };
-        }
     }
 }

@@ -372,6 +372,23 @@ pub fn mul_pow2_f16_slice(xs: &mut [u16], n: i32) {
 }
 
 // -------------------------------------------------------------------------------------------------
+// Exponents
+// -------------------------------------------------------------------------------------------------
+
+/// `from - to` for integers held in FP32, clamped to what FP32 can be scaled by.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "clamped to a small range first"
+)]
+pub(crate) fn difference(from: f32, to: f32) -> i32 {
+    if from == to {
+        // Also keeps inf - inf from becoming NaN.
+        return 0;
+    }
+    (from - to).clamp(-255.0, 255.0) as i32
+}
+
+// -------------------------------------------------------------------------------------------------
 // NaN
 // -------------------------------------------------------------------------------------------------
 
@@ -444,7 +461,7 @@ pub fn bf16_widen_slice(xs: &[u16], out: &mut [f32]) {
 
 #[cfg(test)]
 mod tests {
-    use super::fp8;
+    use super::{difference, fp8};
 
     const MIN_NORMAL: f64 = 1.0 / 64.0;
     const MAX: f64 = 240.0;
@@ -512,5 +529,15 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn difference_is_total() {
+        assert_eq!(difference(f32::NEG_INFINITY, f32::NEG_INFINITY), 0);
+        assert_eq!(difference(f32::NEG_INFINITY, 3.0), -255);
+        assert_eq!(difference(f32::INFINITY, f32::INFINITY), 0);
+        assert_eq!(difference(2.0, f32::INFINITY), -255);
+        assert_eq!(difference(-1e38, 1e38), -255);
+        assert_eq!(difference(5.0, 3.0), 2);
     }
 }

@@ -110,8 +110,6 @@ pub struct Softmax<'a> {
     pub rescale: Rescale,
     /// Whether P's low part is kept.
     pub precision: Precision,
-    /// Index of the block's first key within the request.
-    pub first_key: usize,
 }
 
 /// What C2 needs beside its tiles.
@@ -199,8 +197,13 @@ pub trait Isa: Copy {
     /// P of key `k` and row `r` as C2 takes it.
     fn prob(self, p: &L0a, precision: Precision, k: usize, r: usize) -> f32 {
         let mut prob = bf16_widen(half_of(p.high.0[k / 2][r], k));
-        if precision == Precision::Bf16x2 {
-            prob += bf16_widen(half_of(p.low.0[k / 2][r], k));
+        let residuals = &p.residuals;
+        match precision {
+            Precision::Bf16x2 => prob += bf16_widen(half_of(p.low.0[k / 2][r], k)),
+            Precision::Bf16 if residuals.pair[r] as usize == k / 2 => {
+                prob += bf16_widen(half_of(residuals.p[r], k));
+            }
+            Precision::Bf16 => {}
         }
         prob
     }
@@ -234,7 +237,7 @@ pub trait Isa: Copy {
     }
 
     /// Puts the columns of the first rows of O in order, where C2 keeps them in another, or
-    /// `back` into that one. Only a backend that records no peaks may have another.
+    /// `back` into that one.
     fn settle(self, _o: &mut [OStrip], _rows: usize, _back: bool) {}
 
     /// Adds `increment` to the bits of every element
@@ -249,9 +252,6 @@ pub trait Isa: Copy {
     fn scale(self, xs: &mut [f32], factor: f32) {
         shared::scale(xs, factor);
     }
-
-    /// `o[strip][row] += factor * value`, over the strips of one row.
-    fn axpy(self, factor: f32, value: &[bf16], o: &mut [OStrip], row: usize);
 
     /// Runs `iterations` of a register-resident loop of the backend's own
     /// multiply-add and returns the FLOP done.

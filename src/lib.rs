@@ -46,7 +46,6 @@ mod error;
 pub mod format;
 mod isa;
 mod merge;
-mod peaks;
 mod plan;
 #[cfg(feature = "rayon")]
 mod pool;

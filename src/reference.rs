@@ -10,7 +10,7 @@
 //! | [`amla_exact`] | ours | BF16, or a BF16 pair | `2^n` exactly, where it moved |
 //!
 //! They take the kernel's [`Problem`], of any widths, go through it row by row (a row is one query head of one query
-//! position of one request), and share no arithmetic with the kernel but [`crate::bits`] and `src/peaks.rs`.
+//! position of one request), and share no arithmetic with the kernel but [`crate::bits`].
 //!
 //! # Outputs
 //!
@@ -45,11 +45,10 @@ use libm::{ceilf, exp, exp2f, expf, log, rintf};
 
 use crate::bits::{
     Increment, add_increment_f32_slice, as_printed_f32, bf16_round, bf16_widen, compensation,
-    mul_pow2_f32,
+    difference, mul_pow2_f32,
 };
 use crate::error::{Argument, Error};
 use crate::format;
-use crate::peaks::{PEAK_SHARE, Peak, Peaks, difference};
 use crate::problem::{Precision, Problem, in_range, right_length};
 use crate::schedule::splits;
 use crate::tile::{BLOCK_KEYS, MAX_D_QK, MAX_D_V, ascend::BASE_K};
@@ -463,9 +462,8 @@ pub fn amla_compensated(
 /// * O is multiplied by `2^(e_{i-1} - e_i)` (lines 11 to 16), exactly, and only when e moved.
 /// * O is normalised by the sum of the *rounded* P (hi + lo), so that rounding errors common to the weights cancel; lse is
 ///   taken from the sum of the unrounded P.
-/// * In [`Precision::Bf16`], the largest P of a row is no longer exactly representable, as Algorithm 1's P = 1 is. What
-///   rounding took from the weightiest keys is made up for when the row is finished (`src/peaks.rs`): O gets residual times
-///   V, the normaliser the residual. An element of V that isn't finite is left out of that; its product with P is in O.
+/// * In [`Precision::Bf16`], the largest P of a row is no longer exactly representable, as Algorithm 1's P = 1 is. So
+///   each block's largest P is taken as such a pair.
 /// * In [`Precision::Bf16x2`], an infinite element of V may give NaN in its column instead of the infinity, as lo may be zero
 ///   or negative.
 ///
@@ -493,7 +491,6 @@ pub fn amla_exact(
         let mut e = f32::NEG_INFINITY;
         let mut l = 0.0; // the sum of P
         let mut l_rounded = 0.0; // the sum of the rounded P
-        let mut peaks = Peaks::EMPTY;
         // Lines 2 and 3.
         for keys in row.blocks(blocks.keys) {
             let e_prev = e;
@@ -524,18 +521,14 @@ pub fn amla_exact(
             l_rounded = mul_pow2_f32(l_rounded, n);
             match precision {
                 Precision::Bf16 => {
-                    if let Some((key, p)) = heaviest(&keys, p)
-                        && p >= PEAK_SHARE * l
-                    {
-                        peaks.push(Peak {
-                            key,
-                            exponent: e,
-                            p,
-                            residual: p - to_bf16(p),
-                        });
-                    }
+                    // The largest P in two parts.
+                    let largest = largest(p);
+                    let residual = largest.map_or(0.0, |k| to_bf16(p[k] - to_bf16(p[k])));
                     for p in &mut *p {
                         *p = to_bf16(*p);
+                    }
+                    if let Some(k) = largest {
+                        p[k] += residual;
                     }
                     l_rounded += rowsum(p);
                     row.pv(&keys, p, o);
@@ -550,16 +543,6 @@ pub fn amla_exact(
                     l_rounded += rowsum(p) + rowsum(lo);
                     row.pv(&keys, p, o);
                     row.pv(&keys, lo, o);
-                }
-            }
-        }
-        // The peaks; none in `Precision::Bf16x2`.
-        let mut value = [bf16::ZERO; MAX_D_QK];
-        for (key, residual) in peaks.significant(e, l) {
-            l_rounded += residual;
-            for (o, v) in o.iter_mut().zip(row.value(key as usize, &mut value)) {
-                if v.is_finite() {
-                    *o += residual * bf16_widen(v.to_bits());
                 }
             }
         }
@@ -940,17 +923,16 @@ fn rowmax(s: &[f32]) -> f32 {
     s.iter().copied().fold(f32::NEG_INFINITY, f32::max)
 }
 
-/// The first key with the largest positive P of a block, and its P.
-fn heaviest(keys: &Range<usize>, p: &[f32]) -> Option<(u32, f32)> {
-    let mut heaviest = (0, 0.0);
-    for (k, &p) in keys.clone().zip(p) {
-        if p > heaviest.1 {
-            heaviest = (k, p);
+/// The last of the largest positive P of a block.
+fn largest(p: &[f32]) -> Option<usize> {
+    let mut largest = None;
+    let mut most = f32::MIN_POSITIVE;
+    for (k, &p) in p.iter().enumerate() {
+        if p >= most {
+            (largest, most) = (Some(k), p);
         }
     }
-    // Keys are below 2^31: the problem was checked.
-    let key = u32::try_from(heaviest.0).ok()?;
-    (heaviest.1 > 0.0).then_some((key, heaviest.1))
+    largest
 }
 
 /// `max * scale`, and -inf for a maximum of -inf, whatever the scale.

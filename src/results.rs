@@ -3,9 +3,9 @@
 use core::slice;
 
 use crate::attend::{Group, Partial};
+use crate::bits::difference;
 use crate::bits::{Increment, NAN, add_increment_f32, one_nan};
 use crate::isa::{Backend, Isa, Visitor};
-use crate::peaks::difference;
 use crate::problem::{Elements, Lse, LseBase, Output};
 use crate::tile::{PANEL_ROWS, STRIP};
 

@@ -205,7 +205,6 @@ impl<'a> Stages<'a> {
             mask: None,
             rescale: self.options.rescale,
             precision: self.options.precision,
-            first_key: 0,
         };
         self.options.backend.with(V1(self.tiles, call));
         Work::Elements((KEYS * ROWS) as u64)

@@ -27,8 +27,6 @@
 
 use half::bf16;
 
-use crate::peaks::Peaks;
-
 /// The Ascend 910's memories and the paper's cut of them, in bytes.
 pub mod ascend {
     /// L1 of a Cube core.
@@ -120,6 +118,18 @@ pub struct L0a {
     pub high: PTile,
     /// What that rounding took, rounded to BF16 ([`Precision::Bf16x2`](crate::Precision)).
     pub low: PTile,
+    /// What it took from the largest P of each row ([`Precision::Bf16`](crate::Precision)).
+    pub residuals: Residuals,
+}
+
+/// What rounding took from a block's largest P of each row, as one more pair of P.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Residuals {
+    /// Whose pair of keys it is.
+    pub pair: [u32; PANEL_ROWS],
+    /// `P - bf16(P)` as BF16 in the half of the key that has the largest P, zero in the other.
+    pub p: [u32; PANEL_ROWS],
 }
 
 impl L0a {
@@ -159,8 +169,6 @@ pub struct RowState {
     pub increment: [i32; PANEL_ROWS],
     /// S16 of the last block: the reference's fraction as a BF16 (compensated).
     pub factor: [f32; PANEL_ROWS],
-    /// The weightiest peaks so far.
-    pub peaks: [Peaks; PANEL_ROWS],
 }
 
 impl RowState {
@@ -172,7 +180,6 @@ impl RowState {
         c: [0.0; PANEL_ROWS],
         increment: [0; PANEL_ROWS],
         factor: [0.0; PANEL_ROWS],
-        peaks: [Peaks::EMPTY; PANEL_ROWS],
     };
 
     /// Before the first block.
@@ -232,6 +239,10 @@ impl Workspace {
                 l0a: L0a {
                     high: Tile([[0; _]; _]),
                     low: Tile([[0; _]; _]),
+                    residuals: Residuals {
+                        pair: [0; _],
+                        p: [0; _],
+                    },
                 },
                 l0b: [Tile([[0.0; _]; _]); _],
                 l0c: [Tile([[0.0; _]; _]); _],
@@ -274,9 +285,10 @@ const _: () = {
     assert!(size_of::<STile>() == 4 * BLOCK_KEYS * PANEL_ROWS);
     assert!(size_of::<PTile>() == 4 * BLOCK_PAIRS * PANEL_ROWS);
     assert!(size_of::<Widened>() == 4 * ascend::BASE_K * WIDENED_ROWS);
-    assert!(size_of::<L0a>() == 2 * size_of::<PTile>());
+    assert!(size_of::<L0a>() == 2 * size_of::<PTile>() + size_of::<Residuals>());
     assert!(size_of::<L1>() == PANELS * size_of::<QPanel>() + 9 * size_of::<VStrip>());
-    assert!(size_of::<RowState>() == PANEL_ROWS * (6 * 4 + size_of::<Peaks>()));
+    assert!(size_of::<Residuals>() == PANEL_ROWS * 2 * 4);
+    assert!(size_of::<RowState>() == PANEL_ROWS * 6 * 4);
     assert!(
         size_of::<Tiles>()
             == size_of::<L1>()

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[&[&str]] = &[
     &["bits", "schedule", "shape"],
     &["error"],
-    &["format", "peaks", "problem", "tile"],
+    &["format", "problem", "tile"],
     &["ascend", "isa", "merge", "reference"],
     &["attend"],
     &["results"],
@@ -760,12 +760,12 @@ fn finds_imports_to_the_right() {
             1,
             "isa imports from attend",
         ),
-        ("src/tile.rs", "use crate::peaks::Peaks;", 0, ""),
+        ("src/tile.rs", "use crate::format::Row;", 0, ""),
         (
-            "src/peaks.rs",
+            "src/format.rs",
             "use crate::tile::Tile;",
             1,
-            "peaks imports from tile",
+            "format imports from tile",
         ),
         (
             "src/error.rs",

@@ -48,7 +48,7 @@ suites![
     unaligned_slices,
     subnormals,
     frobenius_errors,
-    peaks,
+    largest,
 ];
 
 #[test]
@@ -562,9 +562,9 @@ fn frobenius_errors(backend: Backend) {
     }
 }
 
-/// One key has nearly all of a row's weight: what rounding its P lost is made up for, in O and in the
-/// sum, also where values aren't finite.
-fn peaks(backend: Backend) {
+/// One key has nearly all of a row's weight: what rounding its P took is there, in O and in the sum,
+/// also where values aren't finite.
+fn largest(backend: Backend) {
     for finite in [true, false] {
         let mut case = Case::new(1, 1, 300, 20, SMALL).separate_v();
         steer(&mut case, |k| if k == 150 { 20.0 } else { 0.0 });
@@ -575,7 +575,7 @@ fn peaks(backend: Backend) {
         let (want, _) = case.golden();
         for options in modes(backend) {
             if options.rescale == Rescale::Compensated {
-                continue; // It keeps no peaks.
+                continue; // Its largest P is exact.
             }
             let (got, _) = case.run(&options);
             let both = got

@@ -687,8 +687,8 @@ fn accuracy_on_normal_inputs() {
             printed.1 > 1.3 * compensated.1,
             "{printed:?}, {compensated:?}"
         );
-        // Base has the largest P, 1, exactly. Here it is too small a part of the sum to be a peak.
-        assert!(exact.0 <= 1.08 * base.0, "{exact:?}, {base:?}");
+        // Base has the largest P, 1, exactly; here each block's is nearly so.
+        assert!(exact.0 <= 1.02 * base.0, "{exact:?}, {base:?}");
         assert!(exact.1 <= 1.01 * base.1, "{exact:?}, {base:?}");
         assert!(pair.0 <= 2e-5, "{pair:?}");
         for figures in [base, printed, compensated, exact, pair] {
@@ -711,7 +711,7 @@ fn accuracy_on_a_short_context() {
     assert!(pair.0 <= 2e-5, "{pair:?}");
 }
 
-/// N(0,16): a few keys carry each row, and the peaks' residuals are what counts.
+/// N(0,16): a few keys carry each row, and what rounding took from them is what counts.
 #[test]
 fn accuracy_on_peaked_inputs() {
     let [base, _, compensated, exact, pair] = errors(4.0, 8192, 192, 2);

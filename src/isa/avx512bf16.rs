@@ -37,8 +37,8 @@ use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
 use crate::tile::{
-    BLOCK_PAIRS, L0a, L0b, MAX_D_V, OStrip, PANEL_ROWS, PTile, QPanel, RowState, STRIP, STile,
-    VBuffer, ascend,
+    BLOCK_PAIRS, L0a, L0b, MAX_D_V, OStrip, PANEL_ROWS, PTile, QPanel, Residuals, RowState, STRIP,
+    STile, VBuffer, ascend,
 };
 
 /// Vectors across a strip's columns.
@@ -153,11 +153,6 @@ impl Isa for Avx512Bf16 {
         unsafe { scale(xs, factor) }
     }
 
-    fn axpy(self, factor: f32, value: &[bf16], o: &mut [OStrip], row: usize) {
-        // SAFETY: the token proves the features.
-        unsafe { axpy(factor, value, o, row) }
-    }
-
     fn dot_loop(self, iterations: u64) -> u64 {
         // SAFETY: the token proves the features.
         unsafe { dot_loop(iterations) }
@@ -188,6 +183,9 @@ fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &mut QPanel)
     }
 }
 
+/// So many groups of keys before C1 reads them, their lines are asked for.
+const GROUPS_AHEAD: usize = 2;
+
 /// C1: all keys of the block over one chunk of the Q panel, then over the next.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn qk<const D_QK: usize, const KEYS: usize, const VECS: usize>(
@@ -197,16 +195,18 @@ fn qk<const D_QK: usize, const KEYS: usize, const VECS: usize>(
 ) {
     let keys = keys.as_slice();
     let q = &q.0[..D_QK / 2];
+    let groups = keys.len().div_ceil(KEYS);
     for (chunk, q) in q.chunks(PAIRS_K).enumerate() {
         let features = 2 * PAIRS_K * chunk..2 * PAIRS_K * chunk + 2 * q.len();
-        for (group, s) in s.0.chunks_mut(KEYS).enumerate() {
+        for (group, s) in s.0.chunks_mut(KEYS).take(groups).enumerate() {
+            let ahead = chunk * groups + group + GROUPS_AHEAD;
+            let column = 2 * PAIRS_K * (ahead / groups);
+            if column < D_QK {
+                for row in keys.iter().skip(ahead % groups * KEYS).take(KEYS) {
+                    prefetch::<_MM_HINT_T0>(&row[column..(column + 2 * PAIRS_K).min(D_QK)]);
+                }
+            }
             let first = group * KEYS;
-            if first >= keys.len() {
-                break;
-            }
-            for row in keys.iter().skip(first + KEYS).take(KEYS) {
-                prefetch::<_MM_HINT_T0>(&row[features.clone()]);
-            }
             // A group at the end repeats its last key; nobody reads the copies.
             let mut rows: [&[bf16]; KEYS] = [&[]; KEYS];
             for (i, row) in rows.iter_mut().enumerate() {
@@ -296,9 +296,9 @@ impl Rounding<Zmm> for Avx512Bf16 {
 fn pv<const D_V: usize>(zmm: Zmm, call: &Pv<'_>, p: &L0a, v: &[VBuffer; 3], o: &mut [OStrip]) {
     let pairs = call.keys.div_ceil(2);
     let high = &p.high.0[..pairs];
-    let low = match call.precision {
-        Precision::Bf16 => &[],
-        Precision::Bf16x2 => &p.low.0[..pairs],
+    let (low, residuals) = match call.precision {
+        Precision::Bf16 => (&[][..], Some(&p.residuals)),
+        Precision::Bf16x2 => (&p.low.0[..pairs], None),
     };
     let strips = v.as_flattened().iter().zip(o).take(D_V / STRIP);
     for (v, o) in strips {
@@ -309,6 +309,7 @@ fn pv<const D_V: usize>(zmm: Zmm, call: &Pv<'_>, p: &L0a, v: &[VBuffer; 3], o: &
                 zmm,
                 high,
                 low,
+                residuals,
                 v,
                 row,
                 increment: call.increment,
@@ -330,6 +331,7 @@ struct Strip<'a> {
     zmm: Zmm,
     high: &'a [[u32; PANEL_ROWS]],
     low: &'a [[u32; PANEL_ROWS]],
+    residuals: Option<&'a Residuals>,
     v: &'a [[u32; STRIP]],
     row: usize,
     increment: Option<&'a [i32; PANEL_ROWS]>,
@@ -364,6 +366,15 @@ fn pv_tile<const ROWS: usize>(tile: &Strip<'_>, o: &mut OStrip) -> usize {
     }
     accumulate(tile.high, tile.v, tile.row, &mut acc);
     accumulate(tile.low, tile.v, tile.row, &mut acc);
+    if let Some(residuals) = tile.residuals {
+        for r in 0..ROWS {
+            let v = tile.v[residuals.pair[tile.row + r] as usize].as_chunks().0;
+            let p = as_pairs(_mm512_set1_epi32(residuals.p[tile.row + r].cast_signed()));
+            for i in 0..VECTORS {
+                acc[r][i] = _mm512_dpbf16_ps(acc[r][i], load_pairs(&v[i]), p);
+            }
+        }
+    }
     for r in 0..ROWS {
         for v in 0..VECTORS {
             store(&mut o[r].as_chunks_mut().0[v], acc[r][v]);
@@ -406,11 +417,6 @@ fn fold(zmm: Zmm, x: &mut [f32], dx: Increment, y: &[f32], dy: Increment) {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn scale(xs: &mut [f32], factor: f32) {
     shared::scale(xs, factor);
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn axpy(factor: f32, value: &[bf16], o: &mut [OStrip], row: usize) {
-    shared::axpy(factor, value, o, row);
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]

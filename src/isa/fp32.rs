@@ -876,15 +876,6 @@ macro_rules! backend {
                 unsafe { run(xs, factor) }
             }
 
-            fn axpy(self, factor: f32, value: &[bf16], o: &mut [OStrip], row: usize) {
-                $(#[target_feature(enable = $features)])?
-                fn run(factor: f32, value: &[bf16], o: &mut [OStrip], row: usize) {
-                    shared::axpy(factor, value, o, row);
-                }
-                // SAFETY: the token proves the features.
-                unsafe { run(factor, value, o, row) }
-            }
-
             fn dot_loop(self, iterations: u64) -> u64 {
                 $(#[target_feature(enable = $features)])?
                 fn run(simd: $token, iterations: u64) -> u64 {

@@ -37,8 +37,8 @@ use super::ahead::{Ahead, LINE};
 use super::asimd::{LANES, Neon};
 use super::simd::{self, Simd, lanes, lanes_mut, split};
 use super::v1::{self, Pairs, Rounding};
-use super::{Isa, Left, Pv, Rows, Softmax, detect, shared};
-use crate::bits::Increment;
+use super::{Isa, Left, Pv, Rows, Softmax, detect, half_of, shared};
+use crate::bits::{Increment, bf16_widen};
 use crate::format::Row;
 use crate::problem::Precision;
 use crate::tile::{
@@ -141,10 +141,6 @@ impl Isa for NeonBf16 {
 
     fn fold(self, x: &mut [f32], dx: Increment, y: &[f32], dy: Increment) {
         simd::fold(self.simd, x, dx, y, dy);
-    }
-
-    fn axpy(self, factor: f32, value: &[bf16], o: &mut [OStrip], row: usize) {
-        shared::axpy(factor, value, o, row);
     }
 
     fn dot_loop(self, iterations: u64) -> u64 {
@@ -318,6 +314,7 @@ impl Rounding<Neon> for NeonBf16 {
 /// C2: strip by strip, all rows of the panel over one strip of V.
 #[target_feature(enable = "neon,bf16")]
 fn pv(simd: Neon, call: &Pv<'_>, p: &L0a, v: &[VStrip], scratch: &mut L0b, o: &mut [OStrip]) {
+    let residuals = &p.residuals;
     let [high, low] = scratch;
     let high = pack_p(simd, call, &p.high, high);
     let low = match call.precision {
@@ -348,6 +345,17 @@ fn pv(simd: Neon, call: &Pv<'_>, p: &L0a, v: &[VStrip], scratch: &mut L0b, o: &m
                 5 => strip.tile::<5>(old, o),
                 _ => strip.tile::<M>(old, o),
             };
+        }
+        if call.precision == Precision::Bf16 {
+            for (r, o) in o[..call.rows].iter_mut().enumerate() {
+                let (pair, p) = (residuals.pair[r] as usize, residuals.p[r]);
+                let odd = usize::from(p > 0xffff);
+                let residual = bf16_widen(half_of(p, odd));
+                let columns = v[pair / 2].as_flattened().as_chunks::<2>().0;
+                for (o, v) in o.iter_mut().zip(columns) {
+                    *o += residual * bf16_widen(half_of(v[pair % 2], odd));
+                }
+            }
         }
     }
 }

@@ -5,9 +5,9 @@
 
 use half::bf16;
 
-use crate::bits::{Increment, add_increment_f32, bf16_widen, one_nan};
+use crate::bits::{Increment, add_increment_f32, one_nan};
 use crate::format::{self, Row};
-use crate::tile::{OStrip, QPanel, STRIP};
+use crate::tile::QPanel;
 
 /// A row as it is stored, rounded to BF16: [`super::Isa::widen`].
 #[inline(always)]
@@ -42,16 +42,6 @@ pub fn scale(xs: &mut [f32], factor: f32) {
 pub fn fold(x: &mut [f32], dx: Increment, y: &[f32], dy: Increment) {
     for (x, &y) in x.iter_mut().zip(y) {
         *x = add_increment_f32(*x, dx) + add_increment_f32(y, dy);
-    }
-}
-
-/// Adds a multiple of a value to a row: [`super::Isa::axpy`].
-#[inline(always)]
-pub fn axpy(factor: f32, value: &[bf16], o: &mut [OStrip], row: usize) {
-    for (value, o) in value.as_chunks::<STRIP>().0.iter().zip(o) {
-        for (o, v) in o[row].iter_mut().zip(value) {
-            *o += factor * bf16_widen(v.to_bits());
-        }
     }
 }
 

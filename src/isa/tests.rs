@@ -11,8 +11,8 @@ use std::vec::Vec;
 
 use half::bf16;
 
-use super::{Backend, BackendId, Isa, Left, Mask, Pv, Rows, Softmax, Visitor};
-use crate::bits::{Increment, add_increment_f32};
+use super::{Backend, BackendId, Isa, Left, Mask, Pv, Rows, Softmax, Visitor, half_of};
+use crate::bits::{Increment, add_increment_f32, bf16_widen};
 use crate::problem::{Precision, Rescale};
 use crate::tile::{
     BLOCK_KEYS, MAX_D_QK, MAX_D_V, OStrip, PANEL_ROWS, RowState, STRIP, Tiles, Workspace, ascend,
@@ -90,7 +90,6 @@ impl Visitor for Run<'_> {
             mask: self.mask,
             rescale: self.rescale,
             precision: self.precision,
-            first_key: 0,
         };
         isa.softmax(&call, &l0c[0], l0a, &mut ub[0]);
         let prob = |k| core::array::from_fn(|r| isa.prob(l0a, self.precision, k, r));
@@ -365,11 +364,22 @@ fn products_have_the_same_bits_everywhere() {
                         let increment = Increment::from_bits_clamped(increment[r]);
                         add_increment_f32(0.75, increment)
                     });
+                    let mut p: Vec<f32> = got.p.iter().map(|p| p[r]).collect();
+                    // The largest P comes again at the end, with what rounding took from it.
+                    let l0a = &got.tiles.tiles.l0a;
+                    let residual = (!keeps_p_whole(backend)).then(|| {
+                        let word = l0a.residuals.p[r];
+                        let largest =
+                            2 * l0a.residuals.pair[r] as usize + usize::from(word > 0xffff);
+                        let rounded = half_of(l0a.high.0[largest / 2][r], largest);
+                        p[largest] = bf16_widen(rounded);
+                        (largest, bf16_widen(half_of(word, largest)))
+                    });
                     for column in 0..MAX_D_V {
                         let (mut want, mut fused) = (start, start);
                         for pair in (0..len).step_by(2) {
                             let product = |k: usize| match k < len {
-                                true => (got.p[k][r], values[k * MAX_D_V + column].to_f32()),
+                                true => (p[k], values[k * MAX_D_V + column].to_f32()),
                                 false => (0.0, 0.0),
                             };
                             let terms = [product(pair + 1), product(pair)];
@@ -377,7 +387,8 @@ fn products_have_the_same_bits_everywhere() {
                             fused = terms.into_iter().fold(fused, |o, (p, v)| p.mul_add(v, o));
                         }
                         // What keeps P whole fuses, or doesn't; else all products are exact.
-                        if !keeps_p_whole(backend) {
+                        if let Some((largest, residual)) = residual {
+                            want += residual * values[largest * MAX_D_V + column].to_f32();
                             fused = want;
                         }
                         let got = got.o[column / STRIP][r][column % STRIP];

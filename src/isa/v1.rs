@@ -1,11 +1,10 @@
-//! V1 over any vectors: maximum, reference, probabilities, sums, peaks.
+//! V1 over any vectors: maximum, reference, probabilities, sums, residuals.
 
-use super::simd::{EXP2, Simd, lanes, lanes_mut, pairs_mut, split};
-use super::{Mask, Softmax, half_of};
-use crate::bits::{Increment, bf16_round, bf16_widen, compensation, mul_pow2_f32};
-use crate::peaks::{PEAK_SHARE, Peak, difference};
+use super::simd::{Simd, lanes, lanes_mut, pairs_mut, split};
+use super::{Mask, Softmax};
+use crate::bits::{Increment, bf16_round, bf16_widen, compensation, difference, mul_pow2_f32};
 use crate::problem::{Precision, Rescale};
-use crate::tile::{BLOCK_KEYS, BLOCK_PAIRS, L0a, PANEL_ROWS, PTile, RowState, STile};
+use crate::tile::{BLOCK_KEYS, BLOCK_PAIRS, L0a, PANEL_ROWS, Residuals, RowState, STile};
 
 /// How C2 takes P.
 pub trait Keep<S: Simd>: Copy {
@@ -126,6 +125,10 @@ pub fn softmax<S: Simd, K: Keep<S>>(
         simd.store(largest, max);
     }
     let bases = advance(call, &max, state);
+    let mut largest = Largest {
+        p: [0.0; PANEL_ROWS],
+        key: [0.0; PANEL_ROWS],
+    };
     for v in 0..vectors {
         let vector = Vector {
             simd,
@@ -135,14 +138,23 @@ pub fn softmax<S: Simd, K: Keep<S>>(
             v,
         };
         match (call.mask, call.precision) {
-            (None, Precision::Bf16) => vector.exponentiate::<false, false>(s, p, state),
-            (None, Precision::Bf16x2) => vector.exponentiate::<false, true>(s, p, state),
-            (Some(_), Precision::Bf16) => vector.exponentiate::<true, false>(s, p, state),
-            (Some(_), Precision::Bf16x2) => vector.exponentiate::<true, true>(s, p, state),
+            (None, Precision::Bf16) => {
+                vector.exponentiate::<false, false>(s, p, state, &mut largest)
+            }
+            (None, Precision::Bf16x2) => {
+                vector.exponentiate::<false, true>(s, p, state, &mut largest)
+            }
+            (Some(_), Precision::Bf16) => {
+                vector.exponentiate::<true, false>(s, p, state, &mut largest)
+            }
+            (Some(_), Precision::Bf16x2) => {
+                vector.exponentiate::<true, true>(s, p, state, &mut largest)
+            }
         }
     }
-    if !K::WHOLE && call.rescale == Rescale::Exact && call.precision == Precision::Bf16 {
-        collect_peaks(call, &bases, s, &p.high, state);
+    if !K::WHOLE && call.precision == Precision::Bf16 {
+        // With the compensation the row's largest P is exact, and no other is kept.
+        largest.keep_residuals(&mut p.residuals, &mut state.rounded_sum);
     }
 }
 
@@ -191,6 +203,7 @@ impl<S: Simd, K: Keep<S>> Vector<'_, S, K> {
         s: &STile,
         p: &mut L0a,
         state: &mut RowState,
+        largest: &mut Largest,
     ) {
         let Self {
             simd,
@@ -207,6 +220,8 @@ impl<S: Simd, K: Keep<S>> Vector<'_, S, K> {
         let zero = simd.splat(0.0);
         let exact = call.rescale == Rescale::Exact;
         let mut sums = [zero; 2];
+        let tracked = !K::WHOLE && !LOW && exact;
+        let (one, mut index, mut key) = (simd.splat(1.0), zero, zero);
         let mut kept = exact.then_some(zero);
         for (pair, s) in s.0.as_chunks::<2>().0[..call.keys.div_ceil(2)]
             .iter()
@@ -214,15 +229,23 @@ impl<S: Simd, K: Keep<S>> Vector<'_, S, K> {
         {
             let mut prob = [zero; 2];
             for i in 0..2 {
-                let below = simd.sub(simd.load(&lanes::<S>(&s[i])[v]), max);
+                let mut below = simd.sub(simd.load(&lanes::<S>(&s[i])[v]), max);
                 prob[i] = simd.exp2(simd.mul_add(below, scale, offset));
                 if MASKED {
-                    prob[i] = simd.select(simd.mask_of(mask[2 * pair + i], v), prob[i], zero);
+                    let seen = simd.mask_of(mask[2 * pair + i], v);
+                    prob[i] = simd.select(seen, prob[i], zero);
+                    below = simd.select(seen, below, simd.splat(f32::NEG_INFINITY));
                 }
-            }
-            if 2 * pair + 1 == call.keys {
-                // Behind the last key is what an earlier block left.
-                prob[1] = zero;
+                if 2 * pair + i == call.keys {
+                    // Behind the last key is what an earlier block left.
+                    prob[i] = zero;
+                    below = simd.splat(f32::NEG_INFINITY);
+                }
+                if tracked {
+                    // The last key of those that have the largest score.
+                    key = simd.select(simd.not_ge(below, zero), key, index);
+                    index = simd.add(index, one);
+                }
             }
             for i in 0..2 {
                 sums[i] = simd.add(sums[i], prob[i]);
@@ -242,6 +265,10 @@ impl<S: Simd, K: Keep<S>> Vector<'_, S, K> {
             let state = &mut lanes_mut::<S>(state)[v];
             let total = simd.add(simd.load(state), sum);
             simd.store(total, state);
+        }
+        if tracked {
+            simd.store(simd.exp2(offset), &mut lanes_mut::<S>(&mut largest.p)[v]);
+            simd.store(key, &mut lanes_mut::<S>(&mut largest.key)[v]);
         }
     }
 }
@@ -342,82 +369,28 @@ fn offset(score: f32, max: f32, scale: f32, reference: f32) -> f32 {
     }
 }
 
-/// Rows that [`collect_peaks`] looks at together.
-const LANES: usize = 16;
-
-/// Remembers the block's largest probabilities where they are peaks
-/// ([`crate::peaks`]), with what rounding took from them.
-#[inline(always)]
-fn collect_peaks(call: &Softmax<'_>, bases: &Bases, s: &STile, p: &PTile, state: &mut RowState) {
-    // A bound that needs no exponential: p >= share * sum only if
-    // log2(p) >= floor(log2(share * sum)).
-    let mut candidates = false;
-    let mut candidate = [false; PANEL_ROWS];
-    let rows = bases.offset.iter().zip(&state.sum).take(call.rows);
-    for (candidate, (&offset, &sum)) in candidate.iter_mut().zip(rows) {
-        let bound = (PEAK_SHARE * sum).to_bits() >> 23;
-        let bound = i32::try_from(bound).unwrap_or_default() - 128;
-        *candidate = offset >= exponent_to_f32(bound);
-        candidates |= *candidate;
-    }
-    if !candidates {
-        return;
-    }
-    // Among the keys that the row sees: a hidden one may have the same score.
-    let mut key = [0_i32; PANEL_ROWS];
-    for (v, key) in key.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
-        if !candidate.as_chunks::<LANES>().0[v].contains(&true) {
-            continue;
-        }
-        let max = &bases.max.as_chunks::<LANES>().0[v];
-        for (k, scores) in (0_i32..).zip(&s.0[..call.keys]) {
-            let scores = &scores.as_chunks::<LANES>().0[v];
-            for (key, (score, max)) in key.iter_mut().zip(scores.iter().zip(max)) {
-                *key = if score == max { k } else { *key };
-            }
-        }
-    }
-    if let Some(mask) = call.mask {
-        let hidden = |r: usize, k: usize| mask[k] >> r & 1 == 0;
-        for r in (0..call.rows).filter(|&r| candidate[r]) {
-            let found = usize::try_from(key[r]).unwrap_or_default();
-            if hidden(r, found) {
-                let seen = (0..call.keys)
-                    .rev()
-                    .find(|&k| !hidden(r, k) && s.0[k][r] == bases.max[r]);
-                key[r] = seen.and_then(|k| i32::try_from(k).ok()).unwrap_or_default();
-            }
-        }
-    }
-    for r in (0..call.rows).filter(|&r| candidate[r]) {
-        let exact = exp2(bases.offset[r]);
-        // Infinite or NaN, the row has no peaks.
-        if !state.sum[r].is_finite() || exact < PEAK_SHARE * state.sum[r] {
-            continue;
-        }
-        let k = usize::try_from(key[r]).unwrap_or_default();
-        let used = bf16_widen(half_of(p.0[k / 2][r], k));
-        state.peaks[r].push(Peak {
-            key: u32::try_from(call.first_key + k).unwrap_or(u32::MAX),
-            exponent: state.reference[r],
-            p: exact,
-            residual: exact - used,
-        });
-    }
+/// The largest probability of each row in a block.
+struct Largest {
+    p: [f32; PANEL_ROWS],
+    /// Its key: the last, where several have it.
+    key: [f32; PANEL_ROWS],
 }
 
-/// `2^t` for a moderate `t`.
-#[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "an integer already")]
-fn exp2(t: f32) -> f32 {
-    let j = libm::rintf(t);
-    let r = t - j;
-    let y = EXP2.iter().rev().fold(0.0, |y, c| y * r + c);
-    mul_pow2_f32(y * r + 1.0, j as i32)
-}
-
-#[inline(always)]
-#[expect(clippy::cast_precision_loss, reason = "small integers")]
-const fn exponent_to_f32(x: i32) -> f32 {
-    x as f32
+impl Largest {
+    /// Keeps what rounding took from them, and adds it to the sums of what is kept.
+    #[inline(always)]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "keys of a block"
+    )]
+    fn keep_residuals(&self, residuals: &mut Residuals, sum: &mut [f32; PANEL_ROWS]) {
+        for (r, sum) in sum.iter_mut().enumerate() {
+            let (p, key) = (self.p[r], self.key[r] as u32);
+            let residual = bf16_round(p - bf16_widen(bf16_round(p)));
+            residuals.pair[r] = key / 2;
+            residuals.p[r] = u32::from(residual) << (16 * (key % 2));
+            *sum += bf16_widen(residual);
+        }
+    }
 }

@@ -354,15 +354,19 @@ pub fn pack_v<const D_V: usize>(
     _mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7f80)) != 0
 }
 
-/// Asks for the lines of a row, to be read soon.
+/// Asks for the lines that part of a row lies in, to be read soon: one more of them than it has
+/// lines' worth, where it doesn't begin with one.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub fn prefetch<const LEVEL: i32>(row: &[bf16]) {
-    for line in row.chunks(2 * LANES) {
+    const LINE: usize = 64;
+    let within = row.as_ptr().addr() % LINE;
+    let first = row.as_ptr().cast::<i8>().wrapping_sub(within);
+    for line in (0..within + size_of_val(row)).step_by(LINE) {
         // SAFETY: a prefetch touches no memory as far as the program can tell.
         #[allow(unused_unsafe, reason = "a safe function in newer compilers")]
         unsafe {
-            _mm_prefetch::<LEVEL>(line.as_ptr().cast());
+            _mm_prefetch::<LEVEL>(first.wrapping_add(line));
         }
     }
 }

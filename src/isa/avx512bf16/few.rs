@@ -208,8 +208,9 @@ fn pv_tile<const ROWS: usize, const PIECES: usize>(
     }
     let column = visit * PIECES * PIECE;
     acc = accumulate(c2, &c2.p.high, column, row, &acc, ahead);
-    if c2.call.precision == Precision::Bf16x2 {
-        acc = accumulate(c2, &c2.p.low, column, row, &acc, ahead);
+    match c2.call.precision {
+        Precision::Bf16 => add_residuals(c2, column, row, &mut acc),
+        Precision::Bf16x2 => acc = accumulate(c2, &c2.p.low, column, row, &acc, ahead),
     }
     if check {
         const NOT_FINITE: i32 = 0x01 | 0x08 | 0x10 | 0x80;
@@ -249,34 +250,13 @@ fn accumulate<const ROWS: usize, const PIECES: usize>(
 ) -> Acc<ROWS, PIECES> {
     // A copy, which registers hold. An argument's memory would be written with every pair.
     let mut acc = *acc;
-    static ZEROS: [bf16; MAX_D_V] = [bf16::ZERO; _];
-    let values = c2.values;
-    let end = column + PIECES * PIECE;
-    assert!(row + ROWS <= PANEL_ROWS && end <= ZEROS.len());
-    for (k, p) in p.0[..values.len().div_ceil(2)].iter().enumerate() {
+    let pairs = c2.values.len().div_ceil(2);
+    assert!(row + ROWS <= PANEL_ROWS);
+    for (k, p) in p.0[..pairs].iter().enumerate() {
         if row == 0 {
             ahead.step(c2.zmm);
         }
-        let even = &values[2 * k][column..end];
-        let odd = match values.get(2 * k + 1) {
-            Some(value) => &value[column..end],
-            None => &ZEROS[column..end],
-        };
-        let mut v = [[_mm512_setzero_si512(); 2]; PIECES];
-        for (i, v) in v.iter_mut().enumerate() {
-            // SAFETY: both have the elements of PIECES pieces, by the slicing above; a piece is 64
-            // bytes, and the loads need no alignment.
-            let (even, odd) = unsafe {
-                (
-                    _mm512_loadu_si512(even.as_ptr().add(i * PIECE).cast()),
-                    _mm512_loadu_si512(odd.as_ptr().add(i * PIECE).cast()),
-                )
-            };
-            *v = [
-                _mm512_unpacklo_epi16(even, odd),
-                _mm512_unpackhi_epi16(even, odd),
-            ];
-        }
+        let v: [_; PIECES] = interleaved(c2.values, k, column);
         for (acc, p) in acc.iter_mut().zip(&p[row..row + ROWS]) {
             let p = as_pairs(_mm512_set1_epi32(p.cast_signed()));
             for (acc, v) in acc.iter_mut().zip(v) {
@@ -286,4 +266,58 @@ fn accumulate<const ROWS: usize, const PIECES: usize>(
         }
     }
     acc
+}
+
+/// What rounding took from each row's largest P, times that key's value.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn add_residuals<const ROWS: usize, const PIECES: usize>(
+    c2: &Few<'_>,
+    column: usize,
+    row: usize,
+    acc: &mut Acc<ROWS, PIECES>,
+) {
+    let residuals = &c2.p.residuals;
+    for r in 0..ROWS {
+        let v: [_; PIECES] = interleaved(c2.values, residuals.pair[row + r] as usize, column);
+        let p = as_pairs(_mm512_set1_epi32(residuals.p[row + r].cast_signed()));
+        for i in 0..PIECES {
+            for half in 0..2 {
+                acc[r][i][half] = _mm512_dpbf16_ps(acc[r][i][half], as_pairs(v[i][half]), p);
+            }
+        }
+    }
+}
+
+/// A pair of values, column by column within halves of 128 bits; zero where there is no second one.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn interleaved<const PIECES: usize>(
+    values: &[&[bf16]],
+    pair: usize,
+    column: usize,
+) -> [[__m512i; 2]; PIECES] {
+    static ZEROS: [bf16; MAX_D_V] = [bf16::ZERO; _];
+    let columns = column..column + PIECES * PIECE;
+    let even = &values[2 * pair][columns.clone()];
+    let odd = match values.get(2 * pair + 1) {
+        Some(value) => &value[columns],
+        None => &ZEROS[columns],
+    };
+    let mut v = [[_mm512_setzero_si512(); 2]; PIECES];
+    for (i, v) in v.iter_mut().enumerate() {
+        // SAFETY: both have the elements of PIECES pieces, by the slicing above; a piece is 64
+        // bytes, and the loads need no alignment.
+        let (even, odd) = unsafe {
+            (
+                _mm512_loadu_si512(even.as_ptr().add(i * PIECE).cast()),
+                _mm512_loadu_si512(odd.as_ptr().add(i * PIECE).cast()),
+            )
+        };
+        *v = [
+            _mm512_unpacklo_epi16(even, odd),
+            _mm512_unpackhi_epi16(even, odd),
+        ];
+    }
+    v
 }
