@@ -183,9 +183,6 @@ fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &mut QPanel)
     }
 }
 
-/// So many groups of keys before C1 reads them, their lines are asked for.
-const GROUPS_AHEAD: usize = 2;
-
 /// C1: all keys of the block over one chunk of the Q panel, then over the next.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn qk<const D_QK: usize, const KEYS: usize, const VECS: usize>(
@@ -196,16 +193,21 @@ fn qk<const D_QK: usize, const KEYS: usize, const VECS: usize>(
     let keys = keys.as_slice();
     let q = &q.0[..D_QK / 2];
     let groups = keys.len().div_ceil(KEYS);
+    // The chunk and the group that are asked for. Of large groups one is enough on its way.
+    let (mut column, mut ahead) = (0, if KEYS < 24 { 2 } else { 1 });
     for (chunk, q) in q.chunks(PAIRS_K).enumerate() {
         let features = 2 * PAIRS_K * chunk..2 * PAIRS_K * chunk + 2 * q.len();
         for (group, s) in s.0.chunks_mut(KEYS).take(groups).enumerate() {
-            let ahead = chunk * groups + group + GROUPS_AHEAD;
-            let column = 2 * PAIRS_K * (ahead / groups);
+            while ahead >= groups {
+                ahead -= groups;
+                column += 2 * PAIRS_K;
+            }
             if column < D_QK {
-                for row in keys.iter().skip(ahead % groups * KEYS).take(KEYS) {
+                for row in keys.iter().skip(ahead * KEYS).take(KEYS) {
                     prefetch::<_MM_HINT_T0>(&row[column..(column + 2 * PAIRS_K).min(D_QK)]);
                 }
             }
+            ahead += 1;
             let first = group * KEYS;
             // A group at the end repeats its last key; nobody reads the copies.
             let mut rows: [&[bf16]; KEYS] = [&[]; KEYS];
