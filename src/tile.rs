@@ -18,7 +18,7 @@
 //! which is how the block size follows from the budget (`docs/adr/0002`); where V isn't
 //! packed, keys that had to be widened, and so may free Q/P buffers (`docs/adr/0011`).
 //!
-//! **Small tiles.** Built with `--cfg amla_tiles="small"`, all this takes 161 KiB instead: one
+//! **Small tiles.** Built with `--cfg amla_tiles="small"`, all this takes 159 KiB instead: one
 //! panel of 16 rows, blocks of 24 keys (`docs/adr/0017`).
 //!
 //! **Pairs.** The BF16 dot instructions multiply two neighbouring elements per
@@ -213,7 +213,7 @@ pub struct Tiles {
 /// each row.
 pub const MAX_PARTIAL: usize = GROUP_ROWS * (MAX_D_V + 2);
 
-/// The memory that one thread works in: about 1.9 MiB (161 KiB with small tiles), 64-byte
+/// The memory that one thread works in: about 1.9 MiB (159 KiB with small tiles), 64-byte
 /// aligned.
 ///
 /// It holds nothing between calls. Make one with [`Workspace::new`] (for a
