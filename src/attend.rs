@@ -11,8 +11,8 @@
 //! for stage in schedule::preload(blocks * panels):        C1 C1 V1 | C1 C2 V1 ... | C2 V1 C2
 //!     C1(i):  S[i % 2] = K_block Q_panel^T                line 4
 //!     V1(i):  e' = max(e, ceil(log2-max of S))            lines 5, 6
-//!             P = exp2(S - e'), rounded to BF16, and what lines 6, 7, 10
-//!             that takes from the largest
+//!             P = exp2(S - e'), rounded to BF16,          lines 6, 7, 10
+//!             and what that takes from the largest
 //!             l = l * 2^(e - e') + rowsum(P)              line 6
 //!             N = (e - e') * 2^23                         lines 11, 12
 //!     C2(i):  at the block's first panel: pack V

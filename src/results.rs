@@ -3,8 +3,7 @@
 use core::slice;
 
 use crate::attend::{Group, Partial};
-use crate::bits::difference;
-use crate::bits::{Increment, NAN, add_increment_f32, one_nan};
+use crate::bits::{Increment, NAN, add_increment_f32, difference, one_nan};
 use crate::isa::{Backend, Isa, Visitor};
 use crate::problem::{Elements, Lse, LseBase, Output};
 use crate::tile::{PANEL_ROWS, STRIP};

@@ -354,8 +354,8 @@ pub fn pack_v<const D_V: usize>(
     _mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7f80)) != 0
 }
 
-/// Asks for the lines that part of a row lies in, to be read soon: one more of them than it has
-/// lines' worth, where it doesn't begin with one.
+/// Asks for every line that part of a row lies in, to be read soon: also for the one that it ends
+/// in, where it doesn't begin with a line.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub fn prefetch<const LEVEL: i32>(row: &[bf16]) {
