@@ -3,7 +3,7 @@
 //!
 //! | kernel | register tile | streams |
 //! |---|---|---|
-//! | C1 | 6 keys x 4 vectors of 16 rows (8 x 3, 12 x 2, 24 x 1 for narrow panels; up to 8 rows: `few`) | Q panel 256 B per feature pair, K by broadcast from the cache itself |
+//! | C1 | 6 keys x 4 vectors of 16 rows (8 x 3, 12 x 2, 12 x 1 for narrow panels; up to 8 rows: `few`) | Q panel 256 B per feature pair, K by broadcast from the cache itself |
 //! | C2 | 6 rows x 4 vectors of 16 columns | V strip 256 B per key pair, P by broadcast |
 //!
 //! Both keep 24 accumulators, so that neither the latency of the dot nor the
@@ -31,14 +31,14 @@ use half::bf16;
 use super::simd::{self, Simd};
 use super::v1::{self, Pairs, Rounding};
 use super::zmm::widen::{self, Round};
-use super::zmm::{self, LANES, Zmm, load_row, load_words, prefetch, store_pairs};
+use super::zmm::{self, LANES, Zmm, load_row, load_words, store_pairs};
 use super::{Isa, Left, Pv, Rows, Softmax, Strips, detect, shared};
 use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
 use crate::tile::{
-    BLOCK_PAIRS, L0a, L0b, MAX_D_V, OStrip, PANEL_ROWS, PTile, QPanel, Residuals, RowState, STRIP,
-    STile, VBuffer, ascend,
+    BLOCK_KEYS, BLOCK_PAIRS, L0a, L0b, MAX_D_V, OStrip, PANEL_ROWS, PTile, QPanel, Residuals,
+    RowState, STRIP, STile, VBuffer, ascend,
 };
 
 /// Vectors across a strip's columns.
@@ -82,7 +82,7 @@ impl Isa for Avx512Bf16 {
         v: &mut [VBuffer; 3],
     ) -> bool {
         // SAFETY: the token proves the features.
-        unsafe { zmm::pack_v::<D_V>(values, first, next, v) }
+        unsafe { zmm::pack_v::<D_V>(self.zmm, values, first, next, v) }
     }
 
     fn qk<const D_QK: usize>(
@@ -98,10 +98,10 @@ impl Isa for Avx512Bf16 {
         unsafe {
             match rows {
                 0..=few::FEW_ROWS => few::qk::<D_QK>(self.zmm, q, rows, keys, next, s),
-                9..=16 => qk::<D_QK, 24, 1>(q, keys, s),
-                17..=32 => qk::<D_QK, 12, 2>(q, keys, s),
-                33..=48 => qk::<D_QK, 8, 3>(q, keys, s),
-                _ => qk::<D_QK, 6, 4>(q, keys, s),
+                9..=16 => qk::<D_QK, 12, 1>(self.zmm, q, keys, s),
+                17..=32 => qk::<D_QK, 12, 2>(self.zmm, q, keys, s),
+                33..=48 => qk::<D_QK, 8, 3>(self.zmm, q, keys, s),
+                _ => qk::<D_QK, 6, 4>(self.zmm, q, keys, s),
             }
         }
     }
@@ -186,71 +186,96 @@ fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &mut QPanel)
 /// C1: all keys of the block over one chunk of the Q panel, then over the next.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn qk<const D_QK: usize, const KEYS: usize, const VECS: usize>(
+    zmm: Zmm,
     q: &QPanel,
     keys: &Rows<'_>,
     s: &mut STile,
 ) {
     let keys = keys.as_slice();
-    let q = &q.0[..D_QK / 2];
-    let groups = keys.len().div_ceil(KEYS);
-    // The chunk and the group that are asked for. Of large groups one is enough on its way.
-    let (mut column, mut ahead) = (0, if KEYS < 24 { 2 } else { 1 });
-    for (chunk, q) in q.chunks(PAIRS_K).enumerate() {
-        let features = 2 * PAIRS_K * chunk..2 * PAIRS_K * chunk + 2 * q.len();
-        for (group, s) in s.0.chunks_mut(KEYS).take(groups).enumerate() {
-            while ahead >= groups {
-                ahead -= groups;
+    let Some(last) = keys.last() else { return };
+    // A group at the end repeats the last key; nobody reads the copies.
+    let mut rows: [&[bf16; D_QK]; BLOCK_KEYS] = [&last.as_chunks().0[0]; _];
+    for (row, key) in rows.iter_mut().zip(keys) {
+        *row = &key.as_chunks().0[0];
+    }
+    let groups = &rows.as_chunks::<KEYS>().0[..keys.len().div_ceil(KEYS)];
+    // The column and the group that are asked for.
+    let (mut column, mut ahead) = (0, 2);
+    for (chunk, q) in q.0[..D_QK / 2].chunks(PAIRS_K).enumerate() {
+        for (group, s) in groups.iter().zip(s.0.as_chunks_mut().0) {
+            while ahead >= groups.len() {
+                ahead -= groups.len();
                 column += 2 * PAIRS_K;
             }
-            if column < D_QK {
-                for row in keys.iter().skip(ahead * KEYS).take(KEYS) {
-                    prefetch::<_MM_HINT_T0>(&row[column..(column + 2 * PAIRS_K).min(D_QK)]);
-                }
-            }
+            let tile = KeyTile {
+                zmm,
+                keys: group,
+                column: 2 * PAIRS_K * chunk,
+                next: &groups[ahead],
+                next_column: column,
+            };
             ahead += 1;
-            let first = group * KEYS;
-            // A group at the end repeats its last key; nobody reads the copies.
-            let mut rows: [&[bf16]; KEYS] = [&[]; KEYS];
-            for (i, row) in rows.iter_mut().enumerate() {
-                *row = &keys[(first + i).min(keys.len() - 1)][features.clone()];
-            }
-            qk_tile::<KEYS, VECS>(q, rows, s, chunk > 0);
+            tile.qk::<VECS>(q, s);
         }
     }
 }
 
-/// `s[key][row] (+)= sum over pairs of k[key][pair] . q[pair][row]`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn qk_tile<const KEYS: usize, const VECS: usize>(
-    q: &[[u32; PANEL_ROWS]],
-    k: [&[bf16]; KEYS],
-    s: &mut [[f32; PANEL_ROWS]],
-    accumulate: bool,
-) {
-    assert!(k.iter().all(|row| row.len() >= 2 * q.len()));
-    assert!(s.len() == KEYS);
-    let mut acc = [[_mm512_setzero_ps(); VECS]; KEYS];
-    for (pair, q) in q.iter().enumerate() {
-        let q: [__m512bh; VECS] = core::array::from_fn(|v| load_pairs(&q.as_chunks().0[v]));
-        for (acc, k) in acc.iter_mut().zip(&k) {
-            // SAFETY: pair < q.len(), and k holds 2 * q.len() elements, asserted
-            // above; the load needs no alignment.
-            let k = unsafe { k.as_ptr().add(2 * pair).cast::<i32>().read_unaligned() };
-            let k = as_pairs(_mm512_set1_epi32(k));
-            for (acc, q) in acc.iter_mut().zip(q) {
-                *acc = _mm512_dpbf16_ps(*acc, q, k);
+/// A group of keys, and the one that is asked for meanwhile.
+struct KeyTile<'a, const D_QK: usize, const KEYS: usize> {
+    zmm: Zmm,
+    keys: &'a [&'a [bf16; D_QK]; KEYS],
+    /// Where the chunk begins.
+    column: usize,
+    next: &'a [&'a [bf16; D_QK]; KEYS],
+    /// Where the other's chunk does. Behind the last column: nothing is left to ask for.
+    next_column: usize,
+}
+
+impl<const D_QK: usize, const KEYS: usize> KeyTile<'_, D_QK, KEYS> {
+    /// `s[key][row] (+)= sum over pairs of k[key][pair] . q[pair][row]`.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    fn qk<const VECS: usize>(&self, q: &[[u32; PANEL_ROWS]], s: &mut [[f32; PANEL_ROWS]; KEYS]) {
+        assert!(self.column + 2 * q.len() <= D_QK);
+        let mut acc = [[_mm512_setzero_ps(); VECS]; KEYS];
+        for (line, q) in q.chunks(LANES).enumerate() {
+            // A few at a time: a core has room for so many lines on their way, and may drop others.
+            self.ask(2 * LANES * line);
+            for (pair, q) in q.iter().enumerate() {
+                let q: [__m512bh; VECS] = core::array::from_fn(|v| load_pairs(&q.as_chunks().0[v]));
+                let column = self.column + 2 * LANES * line + 2 * pair;
+                for (acc, k) in acc.iter_mut().zip(self.keys) {
+                    // SAFETY: column + 1 < self.column + 2 * q.len() for all of q, and k holds so
+                    // many elements, asserted above; the load needs no alignment.
+                    let k = unsafe { k.as_ptr().add(column).cast::<i32>().read_unaligned() };
+                    let k = as_pairs(_mm512_set1_epi32(k));
+                    for (acc, q) in acc.iter_mut().zip(q) {
+                        *acc = _mm512_dpbf16_ps(*acc, q, k);
+                    }
+                }
+            }
+        }
+        // The line that the chunk ends in, where it doesn't begin with one.
+        self.ask(2 * PAIRS_K - 1);
+        for (acc, s) in acc.iter().zip(s) {
+            for (&acc, s) in acc.iter().zip(s.as_chunks_mut().0) {
+                let sum = if self.column > 0 {
+                    _mm512_add_ps(load(s), acc)
+                } else {
+                    acc
+                };
+                store(s, sum);
             }
         }
     }
-    for (acc, s) in acc.iter().zip(s) {
-        for (&acc, s) in acc.iter().zip(s.as_chunks_mut().0) {
-            let sum = if accumulate {
-                _mm512_add_ps(load(s), acc)
-            } else {
-                acc
-            };
-            store(s, sum);
+
+    /// Asks for a line of each of the other keys, where it has an element so far from its chunk's
+    /// first.
+    #[inline(always)]
+    fn ask(&self, element: usize) {
+        let column = (self.next_column + element).min(D_QK - 1);
+        for key in self.next {
+            self.zmm.prefetch::<false>(&raw const key[column]);
         }
     }
 }

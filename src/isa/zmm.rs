@@ -7,6 +7,7 @@ use core::arch::x86_64::*;
 
 use half::bf16;
 
+use super::ahead::Ahead;
 use super::detect;
 use super::simd::{EXP2_MIN, Simd};
 use crate::format::Row;
@@ -301,6 +302,7 @@ pub fn transpose(x: &mut [__m512i; LANES]) {
 /// infinity and the NaNs are above all numbers.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub fn pack_v<const D_V: usize>(
+    zmm: Zmm,
     values: &[&[bf16]],
     first: usize,
     next: &[&[bf16]],
@@ -323,11 +325,8 @@ pub fn pack_v<const D_V: usize>(
     let [low, high] = [load_words(&INTERLEAVE[0]), load_words(&INTERLEAVE[1])];
     let magnitude = _mm512_set1_epi16(MAGNITUDE);
     let mut largest = _mm512_setzero_si512();
-    let mut next = next.iter();
+    let mut ahead = Ahead::of(next, values.len().div_ceil(2) * (D_V / STRIP));
     for (k, pair) in (first / 2..).zip(values.chunks(2)) {
-        for row in next.by_ref().take(2) {
-            prefetch::<_MM_HINT_T1>(row);
-        }
         let even = &pair[0][..D_V];
         let odd = pair.get(1).map(|row| &row[..D_V]);
         for (strip, v) in v
@@ -336,6 +335,7 @@ pub fn pack_v<const D_V: usize>(
             .take(D_V / STRIP)
             .enumerate()
         {
+            ahead.step(zmm);
             let out = v.0[k].as_chunks_mut::<LANES>().0;
             for (i, out) in out.chunks_mut(2).enumerate() {
                 let column = strip * STRIP + i * 2 * LANES;
@@ -352,23 +352,6 @@ pub fn pack_v<const D_V: usize>(
         }
     }
     _mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7f80)) != 0
-}
-
-/// Asks for every line that part of a row lies in, to be read soon: also for the one that it ends
-/// in, where it doesn't begin with a line.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub fn prefetch<const LEVEL: i32>(row: &[bf16]) {
-    const LINE: usize = 64;
-    let within = row.as_ptr().addr() % LINE;
-    let first = row.as_ptr().cast::<i8>().wrapping_sub(within);
-    for line in (0..within + size_of_val(row)).step_by(LINE) {
-        // SAFETY: a prefetch touches no memory as far as the program can tell.
-        #[allow(unused_unsafe, reason = "a safe function in newer compilers")]
-        unsafe {
-            _mm_prefetch::<LEVEL>(first.wrapping_add(line));
-        }
-    }
 }
 
 #[inline]
