@@ -217,7 +217,7 @@ impl<S: Simd, K: Keep<S>> Vector<'_, S, K> {
         let max = simd.load(&lanes::<S>(&bases.max)[v]);
         let offset = simd.load(&lanes::<S>(&bases.offset)[v]);
         let factor = simd.load(&lanes::<S>(&bases.factor)[v]);
-        let zero = simd.splat(0.0);
+        let (zero, lowest) = (simd.splat(0.0), simd.splat(f32::NEG_INFINITY));
         let exact = call.rescale == Rescale::Exact;
         let mut sums = [zero; 2];
         let tracked = !K::WHOLE && !LOW && exact;
@@ -228,26 +228,27 @@ impl<S: Simd, K: Keep<S>> Vector<'_, S, K> {
             .enumerate()
         {
             let mut prob = [zero; 2];
+            let mut below = [zero; 2];
             for i in 0..2 {
-                let mut below = simd.sub(simd.load(&lanes::<S>(&s[i])[v]), max);
-                prob[i] = simd.exp2(simd.mul_add(below, scale, offset));
+                below[i] = simd.sub(simd.load(&lanes::<S>(&s[i])[v]), max);
+                prob[i] = simd.exp2(simd.mul_add(below[i], scale, offset));
                 if MASKED {
                     let seen = simd.mask_of(mask[2 * pair + i], v);
                     prob[i] = simd.select(seen, prob[i], zero);
-                    below = simd.select(seen, below, simd.splat(f32::NEG_INFINITY));
-                }
-                if 2 * pair + i == call.keys {
-                    // Behind the last key is what an earlier block left.
-                    prob[i] = zero;
-                    below = simd.splat(f32::NEG_INFINITY);
-                }
-                if tracked {
-                    // The last key of those that have the largest score.
-                    key = simd.select(simd.not_ge(below, zero), key, index);
-                    index = simd.add(index, one);
+                    below[i] = simd.select(seen, below[i], lowest);
                 }
             }
+            if 2 * pair + 1 == call.keys {
+                // Behind the last key is what an earlier block left.
+                prob[1] = zero;
+                below[1] = lowest;
+            }
             for i in 0..2 {
+                if tracked {
+                    // The last key of those that have the largest score.
+                    key = simd.select(simd.not_ge(below[i], zero), key, index);
+                    index = simd.add(index, one);
+                }
                 sums[i] = simd.add(sums[i], prob[i]);
                 if !exact {
                     prob[i] = simd.mul(prob[i], factor);
