@@ -70,3 +70,14 @@ seeds! {
 fn nan_sink_of_a_row_without_keys() {
     corpus::regression("decode", "nan_sink_of_a_row_without_keys", decode::run);
 }
+
+/// What rounding took from the largest P, times a value near the smallest normal number, is zero to
+/// a dot and a number to the scalar path.
+#[test]
+fn products_below_the_smallest_normal_number() {
+    corpus::regression(
+        "formats",
+        "products_below_the_smallest_normal_number",
+        formats::run,
+    );
+}
