@@ -86,8 +86,22 @@ pub struct Step {
 /// assert!(preload(2).map(|s| s.stage).eq([C1(0), C1(1), V1(0), C2(0), V1(1), C2(1), Last]));
 /// ```
 pub const fn preload(items: usize) -> Preload {
+    preload_by(items, PRELOAD_COUNT)
+}
+
+/// The same order with another preload count: so many C1 stages run before the loop.
+///
+/// A machine whose stages don't overlap gains nothing by a preload, and with a count of 0, `C1(i) V1(i) C2(i)`, what C1
+/// read and wrote is still near when V1 and C2 want it (`docs/adr/0021`).
+///
+/// ```
+/// use amla::schedule::{Stage::*, preload_by};
+/// assert!(preload_by(2, 0).map(|s| s.stage).eq([C1(0), V1(0), C2(0), C1(1), V1(1), C2(1), Last]));
+/// ```
+pub const fn preload_by(items: usize, count: usize) -> Preload {
     Preload {
         items,
+        count,
         stage: if items == 0 {
             Stage::Last
         } else {
@@ -97,12 +111,14 @@ pub const fn preload(items: usize) -> Preload {
     }
 }
 
-/// The iterator of [`preload`]; its length is exact.
+/// The iterator of [`preload`] and [`preload_by`]; its length is exact.
 ///
 /// If more than `usize::MAX` steps are left, `size_hint` says `(usize::MAX, None)` and `len` says `usize::MAX`.
 #[derive(Clone, Debug)]
 pub struct Preload {
     items: usize,
+    /// C1 stages before the loop.
+    count: usize,
     /// The next stage, if `remaining` isn't 0.
     stage: Stage,
     /// Wider than `usize`, so that three steps per item can't overflow.
@@ -110,26 +126,34 @@ pub struct Preload {
 }
 
 impl Preload {
+    /// Here and below i < items, so that the differences can't wrap.
     fn phase(&self) -> Phase {
+        let (items, count) = (self.items, self.count);
         match self.stage {
-            Stage::C1(0 | 1) | Stage::V1(0) => Phase::Preload,
-            Stage::C1(_) => Phase::Loop,
-            Stage::V1(i) if self.items - i > 1 => Phase::Loop,
-            Stage::C2(i) if self.items - i > 2 => Phase::Loop,
-            Stage::V1(_) | Stage::C2(_) => Phase::Drain,
             Stage::Last => Phase::Last,
+            _ if count == 0 => Phase::Loop,
+            Stage::C1(i) if i < count => Phase::Preload,
+            Stage::V1(0) => Phase::Preload,
+            Stage::C1(_) => Phase::Loop,
+            Stage::V1(i) if items - i >= count => Phase::Loop,
+            Stage::C2(i) if items - i > count => Phase::Loop,
+            Stage::V1(_) | Stage::C2(_) => Phase::Drain,
         }
     }
 
-    /// The stage after the present one. Here i < items, so the differences can't wrap.
+    /// The stage after the present one.
     fn successor(&self) -> Stage {
+        let (items, count) = (self.items, self.count);
+        let left = |i: usize| items - i;
         match self.stage {
-            Stage::C1(0) if self.items > 1 => Stage::C1(1),
-            Stage::C1(0 | 1) => Stage::V1(0),
-            Stage::C1(i) => Stage::C2(i - 2),
-            Stage::V1(i) if self.items - i > 2 => Stage::C1(i + 2),
+            Stage::C1(i) if i >= count && count > 0 => Stage::C2(i - count),
+            Stage::C1(i) if left(i) > 1 && count > i.saturating_add(1) => Stage::C1(i + 1),
+            Stage::C1(i) if count == 0 => Stage::V1(i),
+            Stage::C1(_) => Stage::V1(0),
+            Stage::V1(i) if count > 0 && left(i) > count => Stage::C1(i + count),
             Stage::V1(i) => Stage::C2(i),
-            Stage::C2(i) if self.items - i > 1 => Stage::V1(i + 1),
+            Stage::C2(i) if left(i) > 1 && count == 0 => Stage::C1(i + 1),
+            Stage::C2(i) if left(i) > 1 => Stage::V1(i + 1),
             Stage::C2(_) | Stage::Last => Stage::Last,
         }
     }

@@ -2,7 +2,7 @@
 
 use amla::schedule::{
     Bound, PRELOAD_COUNT, PROBABILITY_TILES, Phase, Rotation, SCORE_TILES, ScheduleError, Stage,
-    Step, preload, rotation, splits,
+    Step, preload, preload_by, rotation, splits,
 };
 use proptest::prelude::*;
 
@@ -116,6 +116,37 @@ fn phases_come_in_order_with_the_papers_counts() {
             assert_eq!(cycle, [Stage::C1(i + 2), Stage::C2(i), Stage::V1(i + 1)]);
         }
     }
+}
+
+#[test]
+fn any_preload_count_keeps_what_stages_need() {
+    for (items, count) in (0..=12).flat_map(|items| (0..=6).map(move |count| (items, count))) {
+        let all: Vec<_> = preload_by(items, count).collect();
+        let at = |stage| {
+            let mut places = all.iter().enumerate().filter(|(_, s)| s.stage == stage);
+            let place = places.next().map(|(place, _)| place);
+            assert_eq!(places.next(), None, "{stage:?} twice");
+            place.unwrap_or_else(|| panic!("no {stage:?}"))
+        };
+        assert_eq!(all.len(), 3 * items + 1);
+        assert_eq!(at(Stage::Last), 3 * items);
+        for i in 0..items {
+            let [c1, v1, c2] = [Stage::C1(i), Stage::V1(i), Stage::C2(i)].map(at);
+            assert!(c1 < v1 && v1 < c2, "{i} of {items} by {count}");
+            // One tile of P, and one of S for each C1 that runs ahead.
+            assert!(i == 0 || at(Stage::C2(i - 1)) < v1);
+            let tiles = count.max(1);
+            assert!(i < tiles || at(Stage::V1(i - tiles)) < c1);
+        }
+        let ahead = all.iter().take_while(|s| matches!(s.stage, Stage::C1(_)));
+        assert_eq!(ahead.count(), items.min(count.max(1)));
+        let of = |phase| all.iter().filter(|s| s.phase == phase).count();
+        assert_eq!(of(Phase::Loop), 3 * items.saturating_sub(count));
+        let first = usize::from(items > 0 && count > 0);
+        assert_eq!(of(Phase::Preload), items.min(count) + first);
+        assert!(all.is_sorted_by_key(|s| s.phase as u8));
+    }
+    assert!(preload(9).eq(preload_by(9, PRELOAD_COUNT)));
 }
 
 #[test]

@@ -2,14 +2,18 @@
 
 use std::collections::HashMap;
 
-use amla::schedule::{PRELOAD_COUNT, Phase, ScheduleError, Stage, Step, preload, rotation, splits};
+use amla::schedule::{
+    PRELOAD_COUNT, Phase, ScheduleError, Stage, Step, preload, preload_by, rotation, splits,
+};
 
 use crate::draw::Draw;
 use crate::promise::check_promise;
 
 pub fn run(data: &[u8]) {
     let mut draw = Draw::new(data);
-    order(draw.among(0..=300));
+    let items = draw.among(0..=300);
+    order(items);
+    order_by(items, items % 5);
     beginning(draw.u64() as usize, draw.among(0..=100));
     ranges(draw.u64() as usize >> draw.among(0..=63));
     let [spare, bits] = [usize::from(draw.once_in(16)), draw.among(0..=64)];
@@ -83,6 +87,26 @@ fn order(items: usize) {
     );
     assert_eq!(count(Phase::Loop), 3 * items.saturating_sub(PRELOAD_COUNT));
     assert_eq!(count(Phase::Drain), drain);
+    assert!(steps.is_sorted_by_key(|step| step.phase as u8));
+}
+
+/// The same with any preload count, as far as it holds for all of them.
+fn order_by(items: usize, preload: usize) {
+    let steps: Vec<Step> = preload_by(items, preload).collect();
+    assert_eq!(steps.len(), 3 * items + 1);
+    let places: HashMap<_, _> = steps
+        .iter()
+        .enumerate()
+        .map(|(i, s)| (s.stage, i))
+        .collect();
+    let at = |stage: Stage| places[&stage];
+    for i in 0..items {
+        let [c1, v1, c2] = [Stage::C1(i), Stage::V1(i), Stage::C2(i)].map(at);
+        assert!(c1 < v1 && v1 < c2);
+        assert!(i == 0 || at(Stage::C2(i - 1)) < v1);
+        let tiles = preload.max(1);
+        assert!(i < tiles || at(Stage::V1(i - tiles)) < c1);
+    }
     assert!(steps.is_sorted_by_key(|step| step.phase as u8));
 }
 
