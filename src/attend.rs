@@ -8,14 +8,15 @@
 //!
 //! ```text
 //! pack Q, panel by panel                                  (MTE2 of the NPU)
-//! for stage in schedule::preload(blocks * panels):        C1 C1 V1 | C1 C2 V1 ... | C2 V1 C2
+//! for stage in schedule::preload_by(blocks * panels, 2):  C1 C1 V1 | C1 C2 V1 ... | C2 V1 C2
+//!                 up to two panels, by 0 (ADR 0021):      C1 V1 C2 ...
 //!     C1(i):  S[i % 2] = K_block Q_panel^T                line 4
 //!     V1(i):  e' = max(e, ceil(log2-max of S))            lines 5, 6
 //!             P = exp2(S - e'), rounded to BF16,          lines 6, 7, 10
 //!             and what that takes from the largest
 //!             l = l * 2^(e - e') + rowsum(P)              line 6
 //!             N = (e - e') * 2^23                         lines 11, 12
-//!     C2(i):  at the block's first panel: pack V
+//!     C2(i):  at the block's first panel: pack V on the way (or before)
 //!             O = AS_FP32(AS_INT32(O) + N), total         lines 13-16, fused into
 //!             O = O + P V                                 lines 17, 18   one visit
 //!     Last:   O and l to one sum                          then, in `results`: O / l, lse (20)
@@ -50,9 +51,9 @@ use crate::error::Error;
 use crate::format::Row;
 use crate::isa::{Backend, Isa, Left, Mask, Pv, Rows, Softmax, Strips, Visitor, row_tile};
 use crate::problem::{Precision, Problem, Rescale};
-use crate::schedule::{SCORE_TILES, Stage, preload};
+use crate::schedule::{PRELOAD_COUNT, SCORE_TILES, Stage, preload_by};
 use crate::tile::{
-    BLOCK_KEYS, L0a, L0b, MAX_D_V, OStrip, PANEL_ROWS, QPanel, RowState, RowTile, STRIP, Tiles,
+    BLOCK_KEYS, L0a, L0b, MAX_D_V, OStrip, PANEL_ROWS, PANELS, RowState, RowTile, STRIP, Tiles,
     VBuffer,
 };
 
@@ -241,24 +242,29 @@ impl<'a> Group<'a> {
     }
 }
 
+/// The preload count of a group of so many panels. The stages of a core don't overlap, so that a preload
+/// gains nothing; the paper's group of four panels keeps its order, which costs nothing there. Smaller
+/// groups are faster without (`docs/adr/0021`).
+const fn preload_count(panels: usize) -> usize {
+    if panels > 2 { PRELOAD_COUNT } else { 0 }
+}
+
 /// Blocks that are in flight at once: those from C2's to C1's, which the schedule has so many
 /// items ahead.
 const fn blocks_in_flight(panels: usize) -> usize {
-    1 + SCORE_TILES.div_ceil(panels)
+    1 + preload_count(panels).div_ceil(panels)
 }
 
-/// Memory for the widened rows of a block in flight: GM, the K/V buffers, the Q/P buffers that
-/// no panel takes. `None` where those are too few.
+/// Memory for the widened rows of a block in flight: GM, or the K/V buffers. `None` where those
+/// are too few.
 fn row_memory<'t>(
     slot: usize,
     gm: &'t mut RowTile,
     v: &'t mut [VBuffer],
-    spare_q: &'t mut [QPanel],
 ) -> Option<&'t mut RowTile> {
     match slot {
         0 => Some(gm),
-        1 => row_tile(v),
-        _ => row_tile(spare_q),
+        _ => row_tile(v),
     }
 }
 
@@ -389,29 +395,31 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
         partial.o.fill([[0.0; STRIP]; PANEL_ROWS]);
     }
 
-    let mut keys = [Rows::NONE; blocks_in_flight(1)];
+    let mut keys = [Rows::NONE; blocks_in_flight(PANELS)];
     let (mut values, mut next) = (Rows::NONE, Rows::NONE);
     let as_they_lie = problem.keys_as_they_lie();
     let reads_rows = group.rows.len() <= I::DIRECT_ROWS;
-    let direct = reads_rows && problem.values_as_they_lie();
+    let lie = problem.values_as_they_lie();
     // Whether C2 takes the rows that C1 took.
     let one_row = as_they_lie && problem.v.is_none();
     // Whether C2 reads the rows that C1 had widened: each block's stay until it has, in memory
     // that packed values don't need then.
-    let (q, spare_q) = l1.q.split_at_mut(panels);
     let in_flight = blocks_in_flight(panels);
-    let reuse = reads_rows
-        && problem.values_begin_keys()
-        && (0..in_flight).all(|slot| row_memory(slot, gm, &mut l1.v, spare_q).is_some());
+    let fits = |slot| reads_rows && row_memory(slot, gm, &mut l1.v).is_some();
+    let reuse = problem.values_begin_keys() && (1..in_flight).all(fits);
+    // Whether C2 finds rows of BF16, and packs none or while it computes.
+    let at_hand = lie || reuse;
+    let direct = reads_rows && at_hand;
     let slot = |block: usize| if reuse { block % in_flight } else { 0 };
     let few = group.rows.len() <= FEW_ROWS;
     // Who asks for keys: C1, with few rows both, or C2 alone.
-    let c1_asks = direct && group.rows.len() <= I::ASKING_ROWS;
+    let c1_asks = reads_rows && lie && group.rows.len() <= I::ASKING_ROWS;
     let both = c1_asks && group.rows.len() <= BOTH_ROWS;
     let mut asked = group.keys.start + LEAD;
     let mut mask = [0; BLOCK_KEYS];
     let mut finite = true;
-    for step in preload(blocks * panels) {
+    let mut maxima = [None; SCORE_TILES];
+    for step in preload_by(blocks * panels, preload_count(panels)) {
         match step.stage {
             Stage::C1(i) => {
                 let (block, panel) = (i / panels, i % panels);
@@ -431,7 +439,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                 let keys = if as_they_lie {
                     &keys[block % in_flight]
                 } else {
-                    if let Some(memory) = row_memory(slot(block), gm, &mut l1.v, spare_q) {
+                    if let Some(memory) = row_memory(slot(block), gm, &mut l1.v) {
                         if panel == 0 {
                             let parts = group.keys(range.clone());
                             put_together(isa, problem.k_widths(), parts, memory);
@@ -440,8 +448,8 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     }
                     &rows
                 };
-                isa.qk::<D_QK>(
-                    &q[panel],
+                maxima[i % SCORE_TILES] = isa.qk::<D_QK>(
+                    &l1.q[panel],
                     group.panel_rows(panel),
                     keys,
                     next.as_slice(),
@@ -457,6 +465,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     keys: keys.len(),
                     scale,
                     mask: group.mask(panel, block, &mut mask),
+                    maxima: maxima[i % SCORE_TILES].as_ref(),
                     rescale: options.rescale,
                     precision: options.precision,
                 };
@@ -474,22 +483,13 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     if both {
                         group.ahead(asked + AHEAD, &mut asked, &mut next);
                     } else if few && !c1_asks {
-                        // C1 is two items ahead, as the schedule has it.
-                        let end = range.end + (SCORE_TILES + 1) * BLOCK_KEYS;
+                        // The block that C1 will begin with then.
+                        let end = range.end + in_flight * BLOCK_KEYS;
                         group.ahead(end, &mut asked, &mut next);
                     }
-                    if !direct && !reuse {
+                    if !at_hand {
                         let v = &mut l1.v;
-                        finite = !if problem.values_as_they_lie() {
-                            let values = if one_row {
-                                &keys[block % in_flight]
-                            } else {
-                                &values
-                            };
-                            isa.pack_v::<D_V>(values.as_slice(), 0, next.as_slice(), v)
-                        } else {
-                            widen_and_pack::<I, D_V>(isa, group, range.clone(), l0b, v)
-                        };
+                        finite = !widen_and_pack::<I, D_V>(isa, group, range.clone(), l0b, v);
                     }
                 }
                 let call = Pv {
@@ -499,17 +499,33 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     increment: (block > 0).then_some(&ub[panel].increment),
                 };
                 let o = &mut partial.o[panel * strips..][..strips];
-                let mut rows = Rows::NONE;
-                let values = match row_memory(slot(block), gm, &mut l1.v, spare_q) {
-                    Some(memory) if reuse => {
-                        rows.gather(memory[..range.len()].iter().map(|row| &row[..D_V]));
-                        &rows
-                    }
-                    _ if one_row => &keys[block % in_flight],
-                    _ => &values,
-                };
-                let left = if direct || reuse {
-                    isa.pv_direct::<D_V>(&call, l0a, values, next.as_slice(), l0b, o)
+                let next = next.as_slice();
+                let mut widened = Rows::NONE;
+                let left = if direct {
+                    let values = if reuse {
+                        if let Some(memory) = row_memory(slot(block), gm, &mut l1.v) {
+                            widened.gather(memory[..range.len()].iter().map(|row| &row[..D_V]));
+                        }
+                        &widened
+                    } else if one_row {
+                        &keys[block % in_flight]
+                    } else {
+                        &values
+                    };
+                    isa.pv_direct::<D_V>(&call, l0a, values, next, l0b, o)
+                } else if at_hand && panel == 0 {
+                    let values = if reuse {
+                        widened.gather(gm[..range.len()].iter().map(|row| &row[..D_V]));
+                        &widened
+                    } else if one_row {
+                        &keys[block % in_flight]
+                    } else {
+                        &values
+                    };
+                    let v = &mut l1.v;
+                    let left;
+                    (finite, left) = isa.pv_packing::<D_V>(&call, l0a, values, next, v, l0b, o);
+                    left
                 } else if finite {
                     isa.pv::<D_V>(&call, l0a, &l1.v, l0b, o)
                 } else {

@@ -11,7 +11,8 @@
 //! | [`pv`](Isa::pv) | C2, lines 13-18 | `O += increment` on the bits, then `O += P V` |
 //! | [`rescale`](Isa::rescale) | lines 14-15 alone | the same integer addition over a slice |
 //!
-//! and the packing that feeds them. How to add one: `CONTRIBUTING.md`.
+//! and the packing that feeds them, of V also within C2 ([`pv_packing`](Isa::pv_packing),
+//! [`pv_direct`](Isa::pv_direct)). How to add one: `CONTRIBUTING.md`.
 
 mod ahead;
 mod detect;
@@ -95,6 +96,9 @@ pub type Mask = [u64; BLOCK_KEYS];
 
 const _: () = assert!(PANEL_ROWS <= u64::BITS as usize);
 
+/// The largest score of each row over a block's keys, seen or not; NaN doesn't count.
+pub type Maxima = [f32; PANEL_ROWS];
+
 /// What V1 needs beside its tiles.
 pub struct Softmax<'a> {
     /// Rows of the panel.
@@ -106,6 +110,8 @@ pub struct Softmax<'a> {
     pub scale: f32,
     /// Which rows see each of the block's keys; `None` where all see all of them.
     pub mask: Option<&'a Mask>,
+    /// The largest scores over all keys, if C1 found them.
+    pub maxima: Option<&'a Maxima>,
     /// How the reference follows the maximum.
     pub rescale: Rescale,
     /// Whether P's low part is kept.
@@ -155,7 +161,7 @@ impl Left {
 /// Implementors are capability tokens: holding one proves that the processor
 /// has the instructions.
 pub trait Isa: Copy {
-    /// Up to so many rows [`pv_direct`](Isa::pv_direct) beats packing V first.
+    /// Up to so many rows [`pv_direct`](Isa::pv_direct) beats packing V for all panels first.
     const DIRECT_ROWS: usize = 0;
     /// Up to so many rows [`qk`](Isa::qk) asks for the rows to come.
     const ASKING_ROWS: usize = 0;
@@ -180,7 +186,7 @@ pub trait Isa: Copy {
 
     /// C1: the scores of `keys` for the first `rows` rows of the panel, which is as
     /// [`pack_q`](Isa::pack_q) left it for so many. Lanes of rows beyond are
-    /// unspecified. May ask for `next`, rows to come.
+    /// unspecified. May ask for `next`, rows to come, and may return what V1 begins with.
     fn qk<const D_QK: usize>(
         self,
         q: &QPanel,
@@ -189,7 +195,7 @@ pub trait Isa: Copy {
         next: &[&[bf16]],
         scratch: &mut L0b,
         s: &mut STile,
-    );
+    ) -> Option<Maxima>;
 
     /// V1: P, the running state and the increments of one block.
     fn softmax(self, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState);
@@ -220,6 +226,27 @@ pub trait Isa: Copy {
         scratch: &mut L0b,
         o: &mut [OStrip],
     ) -> Left;
+
+    /// C2 of a block's first panel, a full one, over values that nobody packed: [`pack_v`](Isa::pack_v)
+    /// for the panels to come, and [`pv`](Isa::pv). Returns whether V is finite, and what it left. May
+    /// ask for `next`, rows to come.
+    #[expect(clippy::too_many_arguments, reason = "two stages in one")]
+    fn pv_packing<const D_V: usize>(
+        self,
+        call: &Pv<'_>,
+        p: &L0a,
+        values: &Rows<'_>,
+        next: &[&[bf16]],
+        v: &mut [VBuffer; 3],
+        scratch: &mut L0b,
+        o: &mut [OStrip],
+    ) -> (bool, Left) {
+        if self.pack_v::<D_V>(values.as_slice(), 0, next, v) {
+            (false, Left::EVERYTHING)
+        } else {
+            (true, self.pv::<D_V>(call, p, v, scratch, o))
+        }
+    }
 
     /// C2 over values that nobody packed, for up to [`DIRECT_ROWS`](Isa::DIRECT_ROWS)
     /// rows: the same sums in the same order as [`pv`](Isa::pv). May ask for `next`, rows

@@ -203,6 +203,7 @@ impl<'a> Stages<'a> {
             keys: KEYS,
             scale: 1.0,
             mask: None,
+            maxima: None,
             rescale: self.options.rescale,
             precision: self.options.precision,
         };

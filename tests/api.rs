@@ -29,6 +29,7 @@ suites![
     bf16_is_f32_rounded,
     tasks_in_any_order,
     neighbours_do_not_matter,
+    how_many_heads_there_are_does_not_matter,
     used_memory_does_not_matter,
     empty_batch,
     any_problem,
@@ -1563,6 +1564,36 @@ fn alone(case: &Case, b: usize) -> Case {
     one.v = case.v.as_deref().map(part);
     one.lens = case.lens.as_ref().map(|lens| vec![lens[b]]);
     one
+}
+
+/// Groups of rows differ in the order of their stages, in who packs V and where, and in who finds the
+/// maxima. What a row sees is the same, and so are its bits.
+fn how_many_heads_there_are_does_not_matter(backend: Backend) {
+    const HEADS: usize = 256;
+    let mut many = Case::new(1, 1, 1031, HEADS, MEDIUM);
+    for separate in [false, true] {
+        if separate {
+            many = many.separate_v();
+        }
+        let [q_len, o_len] = [many.shape.d_qk, many.shape.d_v];
+        for options in modes(backend) {
+            let (o, lse) = decoded(&many.problem(), &options);
+            // More than those that kernels for few rows take.
+            for heads in [160, 128, 80, 64, 32, 16] {
+                for first in [0, HEADS - heads] {
+                    let mut few = many.clone();
+                    few.shape.h_q = heads;
+                    few.q = many.q[first * q_len..][..heads * q_len].to_vec();
+                    let got = decoded(&few.problem(), &options);
+                    let want = (&o[first * o_len..][..heads * o_len], &lse[first..][..heads]);
+                    assert!(
+                        (&got.0[..], &got.1[..]) == want,
+                        "{heads} from {first}, {options:?}"
+                    );
+                }
+            }
+        }
+    }
 }
 
 fn neighbours_do_not_matter(backend: Backend) {

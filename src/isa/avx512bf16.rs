@@ -4,14 +4,14 @@
 //! | kernel | register tile | streams |
 //! |---|---|---|
 //! | C1 | 6 keys x 4 vectors of 16 rows (8 x 3, 12 x 2, 12 x 1 for narrow panels; up to 8 rows: `few`) | Q panel 256 B per feature pair, K by broadcast from the cache itself |
-//! | C2 | 6 rows x 4 vectors of 16 columns | V strip 256 B per key pair, P by broadcast |
+//! | C2 | 6 rows x 4 vectors of 16 columns (up to 8 rows: `few`) | V strip 256 B per key pair, P by broadcast |
 //!
 //! Both keep 24 accumulators, so that neither the latency of the dot nor the
 //! load ports limit it: 10 loads per 24 dots. C1 walks the query's width in
 //! chunks of 96 (the paper's baseK): the panel's chunk is 12 KiB and stays in
 //! L1d while all keys of the block pass over it, and sums of 96 products round
-//! less than sums of 576. C2 holds one strip of V
-//! (24 KiB) in L1d while all rows pass over it. Peak: 64 FLOP per dot, at the
+//! less than sums of 576. C2 (`c2`) holds one strip of V
+//! (24 KiB) in L1d while all rows pass over it, the first of which pack it. Peak: 64 FLOP per dot, at the
 //! rate that [`dot_loop`] measures.
 #![allow(
     unsafe_code,
@@ -22,17 +22,19 @@
     reason = "counted loops unroll early, so that accumulators become registers"
 )]
 
+mod c2;
 mod few;
 
 use core::arch::x86_64::*;
 
+use c2::Packed;
 use half::bf16;
 
 use super::simd::{self, Simd};
 use super::v1::{self, Pairs, Rounding};
 use super::zmm::widen::{self, Round};
 use super::zmm::{self, LANES, Zmm, load_row, load_words, store_pairs};
-use super::{Isa, Left, Pv, Rows, Softmax, Strips, detect, shared};
+use super::{Isa, Left, Maxima, Pv, Rows, Softmax, Strips, detect, shared};
 use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
@@ -41,8 +43,8 @@ use crate::tile::{
     RowState, STRIP, STile, VBuffer, ascend,
 };
 
-/// Vectors across a strip's columns.
-const VECTORS: usize = STRIP / LANES;
+/// What `vfpclassps` calls quiet NaN, the infinities and signalling NaN.
+const NOT_FINITE: i32 = 0x01 | 0x08 | 0x10 | 0x80;
 /// Feature pairs of one visit to the Q panel.
 const PAIRS_K: usize = ascend::BASE_K / 2;
 
@@ -61,7 +63,7 @@ impl Avx512Bf16 {
 }
 
 impl Isa for Avx512Bf16 {
-    const DIRECT_ROWS: usize = few::FEW_ROWS;
+    const DIRECT_ROWS: usize = PANEL_ROWS;
     const ASKING_ROWS: usize = few::FEW_ROWS;
 
     fn widen(self, row: &Row<'_>, out: &mut [bf16]) {
@@ -93,11 +95,14 @@ impl Isa for Avx512Bf16 {
         next: &[&[bf16]],
         _scratch: &mut L0b,
         s: &mut STile,
-    ) {
+    ) -> Option<Maxima> {
         // SAFETY: the token proves the features.
         unsafe {
             match rows {
-                0..=few::FEW_ROWS => few::qk::<D_QK>(self.zmm, q, rows, keys, next, s),
+                0..=few::FEW_ROWS => {
+                    few::qk::<D_QK>(self.zmm, q, rows, keys, next, s);
+                    None
+                }
                 9..=16 => qk::<D_QK, 12, 1>(self.zmm, q, keys, s),
                 17..=32 => qk::<D_QK, 12, 2>(self.zmm, q, keys, s),
                 33..=48 => qk::<D_QK, 8, 3>(self.zmm, q, keys, s),
@@ -120,8 +125,24 @@ impl Isa for Avx512Bf16 {
         o: &mut [OStrip],
     ) -> Left {
         // SAFETY: the token proves the features.
-        unsafe { pv::<D_V>(self.zmm, call, p, v, o) }
+        unsafe { c2::pv::<D_V>(self.zmm, call, p, v, o) }
         Left::NOTHING
+    }
+
+    fn pv_packing<const D_V: usize>(
+        self,
+        call: &Pv<'_>,
+        p: &L0a,
+        values: &Rows<'_>,
+        next: &[&[bf16]],
+        v: &mut [VBuffer; 3],
+        _scratch: &mut L0b,
+        o: &mut [OStrip],
+    ) -> (bool, Left) {
+        let v = Packed::Strips(v);
+        // SAFETY: the token proves the features.
+        let all = unsafe { c2::pv_packing::<D_V>(self.zmm, call, p, values, next, v, o) };
+        (all == 0, Left { all, tail: 0 })
     }
 
     fn pv_direct<const D_V: usize>(
@@ -130,11 +151,19 @@ impl Isa for Avx512Bf16 {
         p: &L0a,
         values: &Rows<'_>,
         next: &[&[bf16]],
-        _scratch: &mut L0b,
+        scratch: &mut L0b,
         o: &mut [OStrip],
     ) -> Left {
-        // SAFETY: the token proves the features.
-        let all = unsafe { few::pv::<D_V>(self.zmm, call, p, values, next, o) };
+        let zmm = self.zmm;
+        let all = if call.rows <= few::FEW_ROWS {
+            // SAFETY: the token proves the features.
+            unsafe { few::pv::<D_V>(zmm, call, p, values, next, o) }
+        } else {
+            let memory: &mut [u32] = bytemuck::cast_slice_mut(scratch[0].0.as_flattened_mut());
+            let v = Packed::Strip(memory.as_chunks_mut().0);
+            // SAFETY: the token proves the features.
+            unsafe { c2::pv_packing::<D_V>(zmm, call, p, values, next, v, o) }
+        };
         Left { all, tail: 0 }
     }
 
@@ -190,9 +219,10 @@ fn qk<const D_QK: usize, const KEYS: usize, const VECS: usize>(
     q: &QPanel,
     keys: &Rows<'_>,
     s: &mut STile,
-) {
+) -> Option<Maxima> {
     let keys = keys.as_slice();
-    let Some(last) = keys.last() else { return };
+    let last = keys.last()?;
+    let mut max = [f32::NEG_INFINITY; PANEL_ROWS];
     // A group at the end repeats the last key; nobody reads the copies.
     let mut rows: [&[bf16; D_QK]; BLOCK_KEYS] = [&last.as_chunks().0[0]; _];
     for (row, key) in rows.iter_mut().zip(keys) {
@@ -215,9 +245,10 @@ fn qk<const D_QK: usize, const KEYS: usize, const VECS: usize>(
                 next_column: column,
             };
             ahead += 1;
-            tile.qk::<VECS>(q, s);
+            tile.qk::<VECS>(q, s, &mut max);
         }
     }
+    Some(max)
 }
 
 /// A group of keys, and the one that is asked for meanwhile.
@@ -235,7 +266,14 @@ impl<const D_QK: usize, const KEYS: usize> KeyTile<'_, D_QK, KEYS> {
     /// `s[key][row] (+)= sum over pairs of k[key][pair] . q[pair][row]`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn qk<const VECS: usize>(&self, q: &[[u32; PANEL_ROWS]], s: &mut [[f32; PANEL_ROWS]; KEYS]) {
+    ///
+    /// With the last chunk the scores are whole, and `max` keeps up with the largest of each row.
+    fn qk<const VECS: usize>(
+        &self,
+        q: &[[u32; PANEL_ROWS]],
+        s: &mut [[f32; PANEL_ROWS]; KEYS],
+        max: &mut Maxima,
+    ) {
         assert!(self.column + 2 * q.len() <= D_QK);
         let mut acc = [[_mm512_setzero_ps(); VECS]; KEYS];
         for (line, q) in q.chunks(LANES).enumerate() {
@@ -257,14 +295,26 @@ impl<const D_QK: usize, const KEYS: usize> KeyTile<'_, D_QK, KEYS> {
         }
         // The line that the chunk ends in, where it doesn't begin with one.
         self.ask(2 * PAIRS_K - 1);
+        if self.column > 0 {
+            for (acc, s) in acc.iter_mut().zip(&*s) {
+                for (acc, s) in acc.iter_mut().zip(s.as_chunks().0) {
+                    *acc = _mm512_add_ps(load(s), *acc);
+                }
+            }
+        }
         for (acc, s) in acc.iter().zip(s) {
             for (&acc, s) in acc.iter().zip(s.as_chunks_mut().0) {
-                let sum = if self.column > 0 {
-                    _mm512_add_ps(load(s), acc)
-                } else {
-                    acc
-                };
-                store(s, sum);
+                store(s, acc);
+            }
+        }
+        if self.column + 2 * q.len() == D_QK {
+            for (v, max) in max.as_chunks_mut().0.iter_mut().take(VECS).enumerate() {
+                let mut largest = load(max);
+                for acc in &acc {
+                    // The second where the first is NaN.
+                    largest = _mm512_max_ps(acc[v], largest);
+                }
+                store(max, largest);
             }
         }
     }
@@ -314,119 +364,6 @@ impl Rounding<Zmm> for Avx512Bf16 {
         unsafe {
             let ones = as_pairs(_mm512_set1_epi32(0x3f80_3f80));
             _mm512_dpbf16_ps(sum, as_pairs(pairs), ones)
-        }
-    }
-}
-
-/// C2: strip by strip, all rows of the panel over one strip of V.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn pv<const D_V: usize>(zmm: Zmm, call: &Pv<'_>, p: &L0a, v: &[VBuffer; 3], o: &mut [OStrip]) {
-    let pairs = call.keys.div_ceil(2);
-    let high = &p.high.0[..pairs];
-    let (low, residuals) = match call.precision {
-        Precision::Bf16 => (&[][..], Some(&p.residuals)),
-        Precision::Bf16x2 => (&p.low.0[..pairs], None),
-    };
-    let strips = v.as_flattened().iter().zip(o).take(D_V / STRIP);
-    for (v, o) in strips {
-        let v = &v.0[..pairs];
-        let mut row = 0;
-        while row < call.rows {
-            let tile = Strip {
-                zmm,
-                high,
-                low,
-                residuals,
-                v,
-                row,
-                increment: call.increment,
-            };
-            row += match call.rows - row {
-                1 => pv_tile::<1>(&tile, o),
-                2 => pv_tile::<2>(&tile, o),
-                3 => pv_tile::<3>(&tile, o),
-                4 => pv_tile::<4>(&tile, o),
-                5 => pv_tile::<5>(&tile, o),
-                _ => pv_tile::<6>(&tile, o),
-            };
-        }
-    }
-}
-
-/// One strip of C2, from row `row` on.
-struct Strip<'a> {
-    zmm: Zmm,
-    high: &'a [[u32; PANEL_ROWS]],
-    low: &'a [[u32; PANEL_ROWS]],
-    residuals: Option<&'a Residuals>,
-    v: &'a [[u32; STRIP]],
-    row: usize,
-    increment: Option<&'a [i32; PANEL_ROWS]>,
-}
-
-/// `ROWS` rows of a strip: rescale on the way in, accumulate in registers, write
-/// once. Returns `ROWS`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn pv_tile<const ROWS: usize>(tile: &Strip<'_>, o: &mut OStrip) -> usize {
-    let o = &mut o[tile.row..tile.row + ROWS];
-    if let Some(increment) = tile.increment {
-        // In L1, not in the accumulators: those must be indexed by constants alone to stay in
-        // registers, and this loop is too long to be unrolled.
-        for (o, &increment) in o.iter_mut().zip(&increment[tile.row..]) {
-            // Most blocks don't move the reference: nothing to add then.
-            if increment != 0 {
-                for o in o.as_chunks_mut().0 {
-                    let moved = tile.zmm.add_increment(load(o), increment);
-                    store(o, moved);
-                }
-            }
-        }
-    }
-    let mut acc = [[_mm512_setzero_ps(); VECTORS]; ROWS];
-    if tile.increment.is_some() {
-        for r in 0..ROWS {
-            for v in 0..VECTORS {
-                acc[r][v] = load(&o[r].as_chunks().0[v]);
-            }
-        }
-    }
-    accumulate(tile.high, tile.v, tile.row, &mut acc);
-    accumulate(tile.low, tile.v, tile.row, &mut acc);
-    if let Some(residuals) = tile.residuals {
-        for r in 0..ROWS {
-            let v = tile.v[residuals.pair[tile.row + r] as usize].as_chunks().0;
-            let p = as_pairs(_mm512_set1_epi32(residuals.p[tile.row + r].cast_signed()));
-            for i in 0..VECTORS {
-                acc[r][i] = _mm512_dpbf16_ps(acc[r][i], load_pairs(&v[i]), p);
-            }
-        }
-    }
-    for r in 0..ROWS {
-        for v in 0..VECTORS {
-            store(&mut o[r].as_chunks_mut().0[v], acc[r][v]);
-        }
-    }
-    ROWS
-}
-
-/// `acc[row][column] += sum over pairs of p[pair][row] . v[pair][column]`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn accumulate<const ROWS: usize>(
-    p: &[[u32; PANEL_ROWS]],
-    v: &[[u32; STRIP]],
-    row: usize,
-    acc: &mut [[__m512; VECTORS]; ROWS],
-) {
-    assert!(p.len() <= BLOCK_PAIRS && row + ROWS <= PANEL_ROWS);
-    for (p, v) in p.iter().zip(v) {
-        let v: [__m512bh; VECTORS] = core::array::from_fn(|i| load_pairs(&v.as_chunks().0[i]));
-        for (acc, p) in acc.iter_mut().zip(&p[row..row + ROWS]) {
-            let p = as_pairs(_mm512_set1_epi32(p.cast_signed()));
-            for (acc, v) in acc.iter_mut().zip(v) {
-                *acc = _mm512_dpbf16_ps(*acc, v, p);
-            }
         }
     }
 }

@@ -739,7 +739,7 @@ macro_rules! backend {
                 next: &[&[bf16]],
                 scratch: &mut L0b,
                 s: &mut STile,
-            ) {
+            ) -> Option<$crate::isa::Maxima> {
                 $(#[target_feature(enable = $features)])?
                 fn few(
                     simd: $token,
@@ -776,6 +776,7 @@ macro_rules! backend {
                         })*
                     }
                 }
+                None
             }
 
             fn softmax(self, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {

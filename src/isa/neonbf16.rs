@@ -37,7 +37,7 @@ use super::ahead::{Ahead, LINE};
 use super::asimd::{LANES, Neon};
 use super::simd::{self, Simd, lanes, lanes_mut, split};
 use super::v1::{self, Pairs, Rounding};
-use super::{Isa, Left, Pv, Rows, Softmax, detect, half_of, shared};
+use super::{Isa, Left, Maxima, Pv, Rows, Softmax, detect, half_of, shared};
 use crate::bits::{Increment, bf16_widen};
 use crate::format::Row;
 use crate::problem::Precision;
@@ -109,11 +109,12 @@ impl Isa for NeonBf16 {
         _next: &[&[bf16]],
         scratch: &mut L0b,
         s: &mut STile,
-    ) {
+    ) -> Option<Maxima> {
         let q: &[Step; MAX_D_QK / 4] = bytemuck::cast_ref(&q.0);
         let (q, keys) = (&q[..D_QK / 4], keys.as_slice());
         // SAFETY: the token proves the features.
         unsafe { qk(self.simd, q, rows, keys, &mut scratch[0], s) }
+        None
     }
 
     fn softmax(self, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {

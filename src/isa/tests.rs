@@ -11,11 +11,12 @@ use std::vec::Vec;
 
 use half::bf16;
 
-use super::{Backend, BackendId, Isa, Left, Mask, Pv, Rows, Softmax, Visitor, half_of};
+use super::{Backend, BackendId, Isa, Left, Mask, Maxima, Pv, Rows, Softmax, Visitor, half_of};
 use crate::bits::{Increment, add_increment_f32, bf16_widen};
 use crate::problem::{Precision, Rescale};
 use crate::tile::{
-    BLOCK_KEYS, MAX_D_QK, MAX_D_V, OStrip, PANEL_ROWS, RowState, STRIP, Tiles, Workspace, ascend,
+    BLOCK_KEYS, MAX_D_QK, MAX_D_V, OStrip, PANEL_ROWS, RowState, STRIP, Tile, Tiles, VBuffer,
+    Workspace, ascend,
 };
 
 const STRIPS: usize = MAX_D_V / STRIP;
@@ -45,6 +46,10 @@ struct Stages {
     /// The same from unpacked values, and what was left out, where the backend
     /// offers it for so few rows.
     direct: Option<(Vec<OStrip>, Left)>,
+    /// The same from values that are packed on the way, where the panel is full.
+    packing: Option<(Vec<OStrip>, Left)>,
+    /// What V1 begins with, if C1 says so.
+    maxima: Option<Maxima>,
 }
 
 /// Runs all stages on one panel and block.
@@ -81,13 +86,14 @@ impl Visitor for Run<'_> {
         values.gather(self.values.chunks(MAX_D_V).take(self.len));
         isa.pack_q::<MAX_D_QK>(&q, false, &mut l1.q[0]);
         let non_finite = isa.pack_v::<MAX_D_V>(values.as_slice(), 0, keys.as_slice(), &mut l1.v);
-        isa.qk::<MAX_D_QK>(&l1.q[0], self.rows, &keys, &[], l0b, &mut l0c[0]);
+        let maxima = isa.qk::<MAX_D_QK>(&l1.q[0], self.rows, &keys, &[], l0b, &mut l0c[0]);
         ub[0] = RowState::START;
         let call = Softmax {
             rows: self.rows,
             keys: self.len,
             scale: self.scale,
             mask: self.mask,
+            maxima: maxima.as_ref(),
             rescale: self.rescale,
             precision: self.precision,
         };
@@ -106,9 +112,23 @@ impl Visitor for Run<'_> {
         let packed = isa.pv::<MAX_D_V>(&call, l0a, &l1.v, l0b, &mut o);
         isa.settle(&mut o, self.rows, false);
         let direct = (self.rows <= I::DIRECT_ROWS).then(|| {
-            let mut o = start;
+            let mut o = start.clone();
             isa.settle(&mut o, self.rows, true);
             let left = isa.pv_direct::<MAX_D_V>(&call, l0a, &values, keys.as_slice(), l0b, &mut o);
+            isa.settle(&mut o, self.rows, false);
+            (o, left)
+        });
+        let packing = (self.rows == PANEL_ROWS).then(|| {
+            let mut o = start;
+            isa.settle(&mut o, self.rows, true);
+            let v = core::mem::replace(&mut l1.v, [[Tile([[0; _]; _]); _]; _]);
+            let next = keys.as_slice();
+            let (finite, left) =
+                isa.pv_packing::<MAX_D_V>(&call, l0a, &values, next, &mut l1.v, l0b, &mut o);
+            let strips =
+                |v: &[VBuffer; 3]| v.as_flattened().iter().map(|v| v.0).collect::<Vec<_>>();
+            assert!(non_finite || strips(&l1.v) == strips(&v));
+            assert_ne!(finite, non_finite);
             isa.settle(&mut o, self.rows, false);
             (o, left)
         });
@@ -120,6 +140,8 @@ impl Visitor for Run<'_> {
             packed,
             few: self.rows <= I::ASKING_ROWS,
             direct,
+            packing,
+            maxima,
         }
     }
 }
@@ -249,6 +271,27 @@ fn scores_have_the_same_bits_everywhere_but_in_few_rows() {
                     }
                     assert_eq!(score.to_bits(), f32::to_bits(want), "{backend:?} {r} {k}");
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn maxima_are_those_of_the_scores() {
+    let (q, mut keys) = (numbers(4, 64 * MAX_D_QK), numbers(5, BLOCK_KEYS * MAX_D_QK));
+    let values = numbers(6, BLOCK_KEYS * MAX_D_V);
+    // NaN doesn't count, and infinity does.
+    for (key, bad) in [(0, bf16::NAN), (7, bf16::INFINITY), (30, bf16::NAN)] {
+        keys[key * MAX_D_QK + 100] = bad;
+    }
+    for (rows, len) in shapes() {
+        for backend in backends() {
+            let got = backend.with(run(&q, &keys, &values, rows, len));
+            let Some(maxima) = got.maxima else { continue };
+            for (r, max) in maxima[..rows].iter().enumerate() {
+                let scores = got.tiles.tiles.l0c[0].0[..len].iter().map(|s| s[r]);
+                let want = scores.fold(f32::NEG_INFINITY, f32::max);
+                assert_eq!(*max, want, "{backend:?} {rows} {len} {r}");
             }
         }
     }
@@ -397,9 +440,9 @@ fn products_have_the_same_bits_everywhere() {
                             "{backend:?} {r} {column}: {got} {want}"
                         );
                     }
-                    if let Some((direct, left)) = &got.direct {
+                    for (o, left) in [&got.direct, &got.packing].into_iter().flatten() {
                         assert_eq!(*left, Left::NOTHING);
-                        assert_eq!(direct, &got.o, "{backend:?} {rows} {len}");
+                        assert_eq!(o, &got.o, "{backend:?} {rows} {len}");
                     }
                     // What lies beyond the rows is somebody else's.
                     for r in rows..PANEL_ROWS {
@@ -466,22 +509,21 @@ fn strips_with_non_finite_values_are_left_alone() {
         for (i, (key, column)) in places.into_iter().enumerate() {
             for bad in [bf16::NAN, [bf16::INFINITY, bf16::NEG_INFINITY][i % 2]] {
                 let good = core::mem::replace(&mut values[key * MAX_D_V + column], bad);
-                let direct = run(&values, LEN).direct;
+                let stages = run(&values, LEN);
                 values[key * MAX_D_V + column] = good;
-                let Some((o, left)) = direct else {
-                    continue;
-                };
-                let bit = 1 << (column / STRIP);
-                assert_ne!((left.all | left.tail) & bit, 0, "{backend:?} {rows} {key}");
-                assert!(left.tail == 0 || key >= Left::TAIL);
-                for (i, o) in o.iter().enumerate() {
-                    for r in 0..rows {
-                        if left.all & 1 << i != 0 {
-                            assert_eq!(o[r], [0.75; STRIP], "{backend:?} {rows} {key}");
-                        } else if left.tail & 1 << i == 0 {
-                            assert_eq!(o[r], clean[i][r], "{backend:?} {rows} {key} {i}");
-                        } else {
-                            check_first_half(&o[r], &run(&values, LEN), &values, i, r);
+                for (o, left) in [stages.direct, stages.packing].into_iter().flatten() {
+                    let bit = 1 << (column / STRIP);
+                    assert_ne!((left.all | left.tail) & bit, 0, "{backend:?} {rows} {key}");
+                    assert!(left.tail == 0 || key >= Left::TAIL);
+                    for (i, o) in o.iter().enumerate() {
+                        for r in 0..rows {
+                            if left.all & 1 << i != 0 {
+                                assert_eq!(o[r], [0.75; STRIP], "{backend:?} {rows} {key}");
+                            } else if left.tail & 1 << i == 0 {
+                                assert_eq!(o[r], clean[i][r], "{backend:?} {rows} {key} {i}");
+                            } else {
+                                check_first_half(&o[r], &run(&values, LEN), &values, i, r);
+                            }
                         }
                     }
                 }

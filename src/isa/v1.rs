@@ -1,7 +1,7 @@
 //! V1 over any vectors: maximum, reference, probabilities, sums, residuals.
 
 use super::simd::{Simd, lanes, lanes_mut, pairs_mut, split};
-use super::{Mask, Softmax};
+use super::{Mask, Maxima, Softmax};
 use crate::bits::{Increment, bf16_round, bf16_widen, compensation, difference, mul_pow2_f32};
 use crate::problem::{Precision, Rescale};
 use crate::tile::{BLOCK_KEYS, BLOCK_PAIRS, L0a, PANEL_ROWS, Residuals, RowState, STile};
@@ -112,18 +112,10 @@ pub fn softmax<S: Simd, K: Keep<S>>(
     state: &mut RowState,
 ) {
     let vectors = call.rows.div_ceil(S::LANES);
-    let mut max = [f32::NEG_INFINITY; PANEL_ROWS];
-    for (v, max) in lanes_mut::<S>(&mut max)
-        .iter_mut()
-        .take(vectors)
-        .enumerate()
-    {
-        let largest = match call.mask {
-            None => block_max::<S, false>(simd, call, s, v),
-            Some(_) => block_max::<S, true>(simd, call, s, v),
-        };
-        simd.store(largest, max);
-    }
+    let max = match (call.maxima, call.mask) {
+        (Some(maxima), None) => *maxima,
+        _ => block_maxima(simd, call, s),
+    };
     let bases = advance(call, &max, state);
     let mut largest = Largest {
         p: [0.0; PANEL_ROWS],
@@ -160,6 +152,24 @@ pub fn softmax<S: Simd, K: Keep<S>>(
 
 /// Who sees what, where all see all.
 static ALL: Mask = [u64::MAX; BLOCK_KEYS];
+
+#[inline(always)]
+fn block_maxima<S: Simd>(simd: S, call: &Softmax<'_>, s: &STile) -> Maxima {
+    let mut maxima = [f32::NEG_INFINITY; PANEL_ROWS];
+    let vectors = call.rows.div_ceil(S::LANES);
+    for (v, max) in lanes_mut::<S>(&mut maxima)
+        .iter_mut()
+        .take(vectors)
+        .enumerate()
+    {
+        let largest = match call.mask {
+            None => block_max::<S, false>(simd, call, s, v),
+            Some(_) => block_max::<S, true>(simd, call, s, v),
+        };
+        simd.store(largest, max);
+    }
+    maxima
+}
 
 #[inline(always)]
 fn block_max<S: Simd, const MASKED: bool>(

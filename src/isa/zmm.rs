@@ -308,21 +308,8 @@ pub fn pack_v<const D_V: usize>(
     next: &[&[bf16]],
     v: &mut [VBuffer; 3],
 ) -> bool {
-    const INTERLEAVE: [[u16; 32]; 2] = {
-        let mut index = [[0; 32]; 2];
-        let mut i: u16 = 0;
-        while i < 32 {
-            // Word i of the first row and word i of the second, which the
-            // permutation counts from 32 on.
-            let pair = 2 * (i % 16) as usize;
-            index[i as usize / 16][pair] = i;
-            index[i as usize / 16][pair + 1] = i + 32;
-            i += 1;
-        }
-        index
-    };
     const MAGNITUDE: i16 = 0x7fff;
-    let [low, high] = [load_words(&INTERLEAVE[0]), load_words(&INTERLEAVE[1])];
+    let [low, high] = interleave_indices();
     let magnitude = _mm512_set1_epi16(MAGNITUDE);
     let mut largest = _mm512_setzero_si512();
     let mut ahead = Ahead::of(next, values.len().div_ceil(2) * (D_V / STRIP));
@@ -352,6 +339,26 @@ pub fn pack_v<const D_V: usize>(
         }
     }
     _mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7f80)) != 0
+}
+
+/// How `vpermt2w` interleaves two rows' 32 words: the first 16 pairs, and the others.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub fn interleave_indices() -> [__m512i; 2] {
+    const INTERLEAVE: [[u16; 32]; 2] = {
+        let mut index = [[0; 32]; 2];
+        let mut i: u16 = 0;
+        while i < 32 {
+            // Word i of the first row and word i of the second, which the
+            // permutation counts from 32 on.
+            let pair = 2 * (i % 16) as usize;
+            index[i as usize / 16][pair] = i;
+            index[i as usize / 16][pair + 1] = i + 32;
+            i += 1;
+        }
+        index
+    };
+    [load_words(&INTERLEAVE[0]), load_words(&INTERLEAVE[1])]
 }
 
 #[inline]

@@ -213,7 +213,6 @@ fn pv_tile<const ROWS: usize, const PIECES: usize>(
         Precision::Bf16x2 => acc = accumulate(c2, &c2.p.low, column, row, &acc, ahead),
     }
     if check {
-        const NOT_FINITE: i32 = 0x01 | 0x08 | 0x10 | 0x80;
         let mut wrong = 0;
         for &acc in acc.as_flattened().as_flattened() {
             wrong |= _mm512_fpclass_ps_mask::<NOT_FINITE>(acc);

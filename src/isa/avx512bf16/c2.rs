@@ -1,0 +1,323 @@
+//! C2 of a panel: strip by strip, all rows over one strip of V.
+//!
+//! V has to be interleaved by pairs of keys. The first rows' tile does it on its way, where values lie
+//! as BF16: the dots of six rows hide what reading and writing a strip costs.
+
+use super::*;
+use crate::isa::ahead::Ahead;
+
+/// Vectors across a strip's columns.
+const VECTORS: usize = STRIP / LANES;
+/// Rows of a register tile.
+const TILE_ROWS: usize = 6;
+
+/// A register tile's part of O.
+type Acc<const ROWS: usize> = [[__m512; VECTORS]; ROWS];
+
+/// Over packed values: [`Isa::pv`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub(super) fn pv<const D_V: usize>(
+    zmm: Zmm,
+    call: &Pv<'_>,
+    p: &L0a,
+    v: &[VBuffer; 3],
+    o: &mut [OStrip],
+) {
+    let c2 = C2::new(zmm, call, p);
+    for (v, o) in v.as_flattened().iter().zip(o).take(D_V / STRIP) {
+        c2.strip(&v.0[..c2.high.len()], 0, o);
+    }
+}
+
+/// Where strips of V are packed.
+pub(super) enum Packed<'a> {
+    /// Each to stay, for other panels.
+    Strips(&'a mut [VBuffer; 3]),
+    /// One after the other in the same memory, which L1d keeps.
+    Strip(&'a mut [[u32; STRIP]]),
+}
+
+impl Packed<'_> {
+    fn strip(&mut self, strip: usize) -> &mut [[u32; STRIP]] {
+        match self {
+            Self::Strips(v) => &mut v.as_flattened_mut()[strip].0,
+            Self::Strip(v) => v,
+        }
+    }
+}
+
+/// Over values as they lie, which are packed: [`Isa::pv_packing`], [`Isa::pv_direct`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub(super) fn pv_packing<const D_V: usize>(
+    zmm: Zmm,
+    call: &Pv<'_>,
+    p: &L0a,
+    values: &Rows<'_>,
+    next: &[&[bf16]],
+    mut v: Packed<'_>,
+    o: &mut [OStrip],
+) -> Strips {
+    static ZEROS: [bf16; MAX_D_V] = [bf16::ZERO; _];
+    let c2 = C2::new(zmm, call, p);
+    let pairs = c2.high.len();
+    // A pair without a second key has zeros there.
+    let mut rows: [&[bf16; D_V]; BLOCK_KEYS] = [&ZEROS.as_chunks().0[0]; _];
+    for (row, value) in rows.iter_mut().zip(values.as_slice()) {
+        *row = &value.as_chunks().0[0];
+    }
+    let mut ahead = Ahead::of(next, pairs * (D_V / STRIP));
+    let mut left = 0;
+    for (strip, o) in o.iter_mut().take(D_V / STRIP).enumerate() {
+        let lying = Lying {
+            zmm,
+            rows: &rows.as_chunks().0[..pairs],
+            column: strip * STRIP,
+        };
+        let v = &mut v.strip(strip)[..pairs];
+        // Most calls ask for nothing, and don't pay for it.
+        let finite = if next.is_empty() {
+            c2.first_tile::<TILE_ROWS, D_V, false>(&lying, &mut ahead, v, o)
+        } else {
+            c2.first_tile::<TILE_ROWS, D_V, true>(&lying, &mut ahead, v, o)
+        };
+        if finite {
+            c2.strip(v, TILE_ROWS, o);
+        } else {
+            left |= 1 << strip;
+        }
+    }
+    left
+}
+
+/// What all tiles share.
+struct C2<'a> {
+    zmm: Zmm,
+    high: &'a [[u32; PANEL_ROWS]],
+    low: &'a [[u32; PANEL_ROWS]],
+    residuals: Option<&'a Residuals>,
+    rows: usize,
+    increment: Option<&'a [i32; PANEL_ROWS]>,
+}
+
+impl<'a> C2<'a> {
+    fn new(zmm: Zmm, call: &'a Pv<'_>, p: &'a L0a) -> Self {
+        let pairs = call.keys.div_ceil(2);
+        let (low, residuals) = match call.precision {
+            Precision::Bf16 => (&[][..], Some(&p.residuals)),
+            Precision::Bf16x2 => (&p.low.0[..pairs], None),
+        };
+        Self {
+            zmm,
+            high: &p.high.0[..pairs],
+            low,
+            residuals,
+            rows: call.rows,
+            increment: call.increment,
+        }
+    }
+
+    /// The rows from `row` on, over a packed strip.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    fn strip(&self, v: &[[u32; STRIP]], mut row: usize, o: &mut OStrip) {
+        while row < self.rows {
+            row += match self.rows - row {
+                1 => self.tile::<1>(v, row, o),
+                2 => self.tile::<2>(v, row, o),
+                3 => self.tile::<3>(v, row, o),
+                4 => self.tile::<4>(v, row, o),
+                5 => self.tile::<5>(v, row, o),
+                _ => self.tile::<TILE_ROWS>(v, row, o),
+            };
+        }
+    }
+
+    /// `ROWS` rows: rescale on the way in, accumulate in registers, write once. Returns `ROWS`.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    fn tile<const ROWS: usize>(&self, v: &[[u32; STRIP]], row: usize, o: &mut OStrip) -> usize {
+        let o = &mut o[row..row + ROWS];
+        if let Some(increment) = self.increment {
+            // In L1, not in the accumulators: those must be indexed by constants alone to stay in
+            // registers, and this loop is too long to be unrolled.
+            for (o, &increment) in o.iter_mut().zip(&increment[row..]) {
+                // Most blocks don't move the reference: nothing to add then.
+                if increment != 0 {
+                    for o in o.as_chunks_mut().0 {
+                        let moved = self.zmm.add_increment(load(o), increment);
+                        store(o, moved);
+                    }
+                }
+            }
+        }
+        let mut acc = [[_mm512_setzero_ps(); VECTORS]; ROWS];
+        if self.increment.is_some() {
+            for r in 0..ROWS {
+                for v in 0..VECTORS {
+                    acc[r][v] = load(&o[r].as_chunks().0[v]);
+                }
+            }
+        }
+        accumulate(self.high, v, row, &mut acc);
+        accumulate(self.low, v, row, &mut acc);
+        if let Some(residuals) = self.residuals {
+            add_residuals(residuals, v, row, &mut acc);
+        }
+        write(&acc, o);
+        ROWS
+    }
+
+    /// The first `ROWS` rows, on whose way the strip is packed into `v`. If values in it aren't
+    /// finite, O is left as it was and the result is `false`.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    fn first_tile<const ROWS: usize, const D_V: usize, const ASK: bool>(
+        &self,
+        lying: &Lying<'_, D_V>,
+        ahead: &mut Ahead<'_>,
+        v: &mut [[u32; STRIP]],
+        o: &mut OStrip,
+    ) -> bool {
+        let o = &mut o[..ROWS];
+        let mut acc = [[_mm512_setzero_ps(); VECTORS]; ROWS];
+        if let Some(increment) = self.increment {
+            // Not in place: O may have to stay.
+            let mut moved = [[0.0; STRIP]; ROWS];
+            for ((to, from), &increment) in moved.iter_mut().zip(&*o).zip(increment) {
+                for (to, from) in to.as_chunks_mut().0.iter_mut().zip(from.as_chunks().0) {
+                    store(to, self.zmm.add_increment(load(from), increment));
+                }
+            }
+            for r in 0..ROWS {
+                for v in 0..VECTORS {
+                    acc[r][v] = load(&moved[r].as_chunks().0[v]);
+                }
+            }
+        }
+        lying.pack_and_accumulate::<ROWS, ASK>(self.high, ahead, v, &mut acc);
+        accumulate(self.low, v, 0, &mut acc);
+        if let Some(residuals) = self.residuals {
+            add_residuals(residuals, v, 0, &mut acc);
+        }
+        // What isn't finite makes every row's O so, since 0 times it is NaN. O may also have been so,
+        // or have left FP32's range.
+        if !finite(&acc) && !v.as_flattened().iter().all(|&pair| finite_pair(pair)) {
+            return false;
+        }
+        write(&acc, o);
+        true
+    }
+}
+
+/// `acc[row][column] += sum over pairs of p[pair][row] . v[pair][column]`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn accumulate<const ROWS: usize>(
+    p: &[[u32; PANEL_ROWS]],
+    v: &[[u32; STRIP]],
+    row: usize,
+    acc: &mut Acc<ROWS>,
+) {
+    assert!(p.len() <= BLOCK_PAIRS && row + ROWS <= PANEL_ROWS);
+    for (p, v) in p.iter().zip(v) {
+        let v: [__m512bh; VECTORS] = core::array::from_fn(|i| load_pairs(&v.as_chunks().0[i]));
+        for (acc, p) in acc.iter_mut().zip(&p[row..row + ROWS]) {
+            let p = as_pairs(_mm512_set1_epi32(p.cast_signed()));
+            for (acc, v) in acc.iter_mut().zip(v) {
+                *acc = _mm512_dpbf16_ps(*acc, v, p);
+            }
+        }
+    }
+}
+
+/// What rounding took from each row's largest P, times that key's value.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn add_residuals<const ROWS: usize>(
+    residuals: &Residuals,
+    v: &[[u32; STRIP]],
+    row: usize,
+    acc: &mut Acc<ROWS>,
+) {
+    for r in 0..ROWS {
+        let v = v[residuals.pair[row + r] as usize].as_chunks().0;
+        let p = as_pairs(_mm512_set1_epi32(residuals.p[row + r].cast_signed()));
+        for i in 0..VECTORS {
+            acc[r][i] = _mm512_dpbf16_ps(acc[r][i], load_pairs(&v[i]), p);
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn write<const ROWS: usize>(acc: &Acc<ROWS>, o: &mut [[f32; STRIP]]) {
+    let o: &mut [[f32; STRIP]; ROWS] = &mut o.as_chunks_mut().0[0];
+    for r in 0..ROWS {
+        for v in 0..VECTORS {
+            store(&mut o[r].as_chunks_mut().0[v], acc[r][v]);
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn finite<const ROWS: usize>(acc: &Acc<ROWS>) -> bool {
+    let mut wrong = 0;
+    for r in 0..ROWS {
+        for v in 0..VECTORS {
+            wrong |= _mm512_fpclass_ps_mask::<NOT_FINITE>(acc[r][v]);
+        }
+    }
+    wrong == 0
+}
+
+const fn finite_pair(pair: u32) -> bool {
+    pair & 0x7f80 != 0x7f80 && pair & 0x7f80_0000 != 0x7f80_0000
+}
+
+/// A strip of values as they lie, by pairs.
+struct Lying<'a, const D_V: usize> {
+    zmm: Zmm,
+    rows: &'a [[&'a [bf16; D_V]; 2]],
+    /// Where the strip begins.
+    column: usize,
+}
+
+impl<const D_V: usize> Lying<'_, D_V> {
+    /// [`accumulate`] of a panel's first rows, and `v` itself. If `ASK`, asks for rows to come.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    fn pack_and_accumulate<const ROWS: usize, const ASK: bool>(
+        &self,
+        p: &[[u32; PANEL_ROWS]],
+        ahead: &mut Ahead<'_>,
+        v: &mut [[u32; STRIP]],
+        acc: &mut Acc<ROWS>,
+    ) {
+        assert!(self.column + STRIP <= D_V);
+        let [low, high] = zmm::interleave_indices();
+        for ((p, v), [even, odd]) in p.iter().zip(v).zip(self.rows) {
+            if ASK {
+                ahead.step(self.zmm);
+            }
+            let even = &even[self.column..][..STRIP];
+            let odd = &odd[self.column..][..STRIP];
+            let mut pairs = [as_pairs(low); VECTORS];
+            for i in 0..VECTORS / 2 {
+                let even = load_row(&even[2 * LANES * i..]);
+                let odd = load_row(&odd[2 * LANES * i..]);
+                let first = _mm512_permutex2var_epi16(even, low, odd);
+                let second = _mm512_permutex2var_epi16(even, high, odd);
+                let v = v.as_chunks_mut().0;
+                store_pairs(&mut v[2 * i], first);
+                store_pairs(&mut v[2 * i + 1], second);
+                pairs[2 * i] = as_pairs(first);
+                pairs[2 * i + 1] = as_pairs(second);
+            }
+            for (acc, p) in acc.iter_mut().zip(&p[..ROWS]) {
+                let p = as_pairs(_mm512_set1_epi32(p.cast_signed()));
+                for (acc, v) in acc.iter_mut().zip(pairs) {
+                    *acc = _mm512_dpbf16_ps(*acc, v, p);
+                }
+            }
+        }
+    }
+}
