@@ -500,6 +500,11 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                 };
                 let o = &mut partial.o[panel * strips..][..strips];
                 let next = next.as_slice();
+                let lying = if one_row {
+                    &keys[block % in_flight]
+                } else {
+                    &values
+                };
                 let mut widened = Rows::NONE;
                 let left = if direct {
                     let values = if reuse {
@@ -507,20 +512,16 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                             widened.gather(memory[..range.len()].iter().map(|row| &row[..D_V]));
                         }
                         &widened
-                    } else if one_row {
-                        &keys[block % in_flight]
                     } else {
-                        &values
+                        lying
                     };
                     isa.pv_direct::<D_V>(&call, l0a, values, next, l0b, o)
                 } else if at_hand && panel == 0 {
                     let values = if reuse {
                         widened.gather(gm[..range.len()].iter().map(|row| &row[..D_V]));
                         &widened
-                    } else if one_row {
-                        &keys[block % in_flight]
                     } else {
-                        &values
+                        lying
                     };
                     let v = &mut l1.v;
                     let left;
