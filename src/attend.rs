@@ -669,3 +669,15 @@ fn axpy(p: f32, value: &[bf16], o: &mut [f32; STRIP]) {
         *o += p * bf16_widen(v.to_bits());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// No result tells, so this does: the paper's group has the paper's order.
+    #[test]
+    fn the_order_depends_on_the_panels() {
+        assert_eq!([1, 2, 3, 4].map(preload_count), [0, 0, 2, 2]);
+        assert_eq!([1, 2, 3, 4].map(blocks_in_flight), [1, 1, 2, 2]);
+    }
+}
