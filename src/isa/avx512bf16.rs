@@ -73,7 +73,7 @@ impl Isa for Avx512Bf16 {
 
     fn pack_q<const D_QK: usize>(self, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
         // SAFETY: the token proves the features.
-        unsafe { pack_q::<D_QK>(rows, negate, panel) }
+        unsafe { pack_q::<D_QK>(self.zmm, rows, negate, panel) }
     }
 
     fn pack_v<const D_V: usize>(
@@ -204,11 +204,11 @@ impl Round for Avx512Bf16 {
 
 /// Rows across the lanes, or for few rows one after the other.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
+fn pack_q<const D_QK: usize>(zmm: Zmm, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
     if rows.len() <= few::FEW_ROWS {
         few::pack_q::<D_QK>(rows, negate, panel);
     } else {
-        zmm::pack_q::<D_QK>(rows, negate, panel);
+        zmm::pack_q::<D_QK>(zmm, rows, negate, panel);
     }
 }
 

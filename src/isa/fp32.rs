@@ -695,7 +695,7 @@ macro_rules! backend {
                     if rows.len() <= fp32::few::FEW_ROWS {
                         fp32::few::pack_q(simd, D_QK, rows, negate, panel);
                     } else {
-                        $pack::pack_q::<D_QK>(rows, negate, panel);
+                        $pack::pack_q::<D_QK>(simd, rows, negate, panel);
                     }
                 }
                 // SAFETY: the token proves the features.

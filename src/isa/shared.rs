@@ -17,7 +17,12 @@ pub fn widen_row<S>(_simd: S, row: &Row<'_>, out: &mut [bf16]) {
 
 /// Packs query rows into a panel: [`super::Isa::pack_q`].
 #[inline(always)]
-pub fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
+pub fn pack_q<const D_QK: usize>(
+    _simd: impl Copy,
+    rows: &[&[bf16]],
+    negate: bool,
+    panel: &mut QPanel,
+) {
     let sign = if negate { 0x8000_8000 } else { 0 };
     for (r, row) in rows.iter().enumerate() {
         for (pair, out) in row[..D_QK].as_chunks().0.iter().zip(&mut panel.0) {

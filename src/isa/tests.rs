@@ -281,7 +281,11 @@ fn maxima_are_those_of_the_scores() {
     let (q, mut keys) = (numbers(4, 64 * MAX_D_QK), numbers(5, BLOCK_KEYS * MAX_D_QK));
     let values = numbers(6, BLOCK_KEYS * MAX_D_V);
     // NaN doesn't count, and infinity does.
-    for (key, bad) in [(0, bf16::NAN), (7, bf16::INFINITY), (BLOCK_KEYS - 2, bf16::NAN)] {
+    for (key, bad) in [
+        (0, bf16::NAN),
+        (7, bf16::INFINITY),
+        (BLOCK_KEYS - 2, bf16::NAN),
+    ] {
         keys[key * MAX_D_QK + 100] = bad;
     }
     for (rows, len) in shapes() {

@@ -7,7 +7,7 @@ use core::arch::x86_64::*;
 
 use half::bf16;
 
-use super::ahead::Ahead;
+use super::ahead::{Ahead, LINE};
 use super::detect;
 use super::simd::{EXP2_MIN, Simd};
 use crate::format::Row;
@@ -239,16 +239,25 @@ pub fn widen_row(zmm: Zmm, row: &Row<'_>, out: &mut [bf16]) {
     widen::widen(zmm, zmm, row, out);
 }
 
-/// Transposes 16 rows x 16 feature pairs at a time.
+/// Transposes 16 rows x 16 feature pairs at a time, across the panel, and asks for the rows' lines that come
+/// then: the processor doesn't see through 64 streams.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
+pub fn pack_q<const D_QK: usize>(zmm: Zmm, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
+    /// Elements of a row that are on their way: two transpositions' worth.
+    const LEAD: usize = 4 * LANES;
     const { assert!(D_QK.is_multiple_of(2 * LANES)) };
     let sign = _mm512_set1_epi32(if negate { 0x8000_8000_u32 } else { 0 }.cast_signed());
-    for (v, rows) in rows.chunks(LANES).enumerate() {
-        for first in (0..D_QK / 2).step_by(LANES) {
+    for start in (0..LEAD.min(D_QK)).step_by(LINE) {
+        for row in rows {
+            zmm.prefetch::<false>(&raw const row[start]);
+        }
+    }
+    for first in (0..D_QK / 2).step_by(LANES) {
+        for (v, rows) in rows.chunks(LANES).enumerate() {
             let mut block = [_mm512_setzero_si512(); LANES];
             for (out, row) in block.iter_mut().zip(rows) {
                 *out = _mm512_xor_si512(load_row(&row[2 * first..]), sign);
+                zmm.prefetch::<false>(&raw const row[(2 * first + LEAD).min(D_QK - 1)]);
             }
             transpose(&mut block);
             for (out, column) in panel.0[first..].iter_mut().zip(block) {
