@@ -19,7 +19,7 @@
 //!     C2(i):  at the block's first panel: pack V on the way (or before)
 //!             O = AS_FP32(AS_INT32(O) + N), total         lines 13-16, fused into
 //!             O = O + P V                                 lines 17, 18   one visit
-//!     Last:   O and l to one sum                          then, in `results`: O / l, lse (20)
+//!             after the last block: O and l to one sum    then, in `results`: O / l, lse (20)
 //! ```
 //!
 //! Deviations from the paper, each argued in `docs/algorithm.md`:
@@ -49,8 +49,10 @@ use half::bf16;
 use crate::bits::{Increment, add_increment_f32, bf16_widen};
 use crate::error::Error;
 use crate::format::Row;
+use crate::group::{Group, Partial};
 use crate::isa::{Backend, Isa, Left, Mask, Pv, Rows, Softmax, Strips, Visitor, row_tile};
-use crate::problem::{Precision, Problem, Rescale};
+use crate::problem::{Output, Precision, Rescale};
+use crate::results::{End, Write, write_lse};
 use crate::schedule::{PRELOAD_COUNT, SCORE_TILES, Stage, preload_by};
 use crate::tile::{
     BLOCK_KEYS, L0a, L0b, MAX_D_V, OStrip, PANEL_ROWS, PANELS, RowState, RowTile, STRIP, Tiles,
@@ -126,122 +128,6 @@ pub fn check_dims(d_qk: usize, d_v: usize) -> Result<(), Error> {
     }
 }
 
-/// The rows of one request and KV head that a task holds, and the keys it attends
-/// them to.
-#[derive(Clone)]
-pub struct Group<'a> {
-    /// The problem, checked.
-    pub problem: &'a Problem<'a>,
-    /// The request.
-    pub request: usize,
-    /// The KV head.
-    pub head: usize,
-    /// Rows `j * g + h` of the request, where `g` query heads share the KV head; at
-    /// most [`GROUP_ROWS`](crate::tile::GROUP_ROWS).
-    pub rows: Range<usize>,
-    /// Keys of the request.
-    pub keys: Range<usize>,
-    /// Up to which key the same thread will attend next; the end of `keys` if it
-    /// doesn't go on.
-    pub reach: usize,
-}
-
-impl<'a> Group<'a> {
-    /// Whether `other` has the same queries.
-    pub fn same_rows(&self, other: &Self) -> bool {
-        (self.request, self.head, &self.rows) == (other.request, other.head, &other.rows)
-    }
-
-    /// Panels the rows fill.
-    pub fn panels(&self) -> usize {
-        self.rows.len().div_ceil(PANEL_ROWS)
-    }
-
-    /// Query position and head of row `r` of the group.
-    pub fn position(&self, r: usize) -> (usize, usize) {
-        let row = self.rows.start + r;
-        let group = self.problem.shape.group();
-        (row / group, self.head * group + row % group)
-    }
-
-    /// Where head `h` of query position `j` lies in a tensor with these strides: of requests, of
-    /// positions, of heads.
-    pub fn start(&self, j: usize, h: usize, [s0, s1, s2]: [usize; 3]) -> usize {
-        let [b, token] = self.problem.token(self.request, j);
-        b * s0 + token * s1 + h * s2
-    }
-
-    /// Rows of a panel.
-    pub fn panel_rows(&self, panel: usize) -> usize {
-        PANEL_ROWS.min(self.rows.len() - panel * PANEL_ROWS)
-    }
-
-    fn blocks(&self) -> usize {
-        self.keys.len().div_ceil(BLOCK_KEYS)
-    }
-
-    /// The keys of a block.
-    fn block(&self, block: usize) -> Range<usize> {
-        let start = self.keys.start + block * BLOCK_KEYS;
-        start..self.keys.end.min(start + BLOCK_KEYS)
-    }
-
-    /// The parts of keys, one after the other.
-    fn keys(&self, keys: Range<usize>) -> impl Iterator<Item = [Row<'a>; 2]> + use<'a> {
-        self.problem.keys(self.request, self.head, keys)
-    }
-
-    /// Values, one after the other.
-    fn values(&self, keys: Range<usize>) -> impl Iterator<Item = Row<'a>> + use<'a> {
-        self.problem.values(self.request, self.head, keys)
-    }
-
-    /// Gathers the keys up to `to` that nobody has asked memory for, at most one
-    /// block of them.
-    fn ahead(&self, to: usize, asked: &mut usize, next: &mut Rows<'a>) {
-        let to = self.reach.min(to);
-        let from = to.min(*asked);
-        *asked = to.max(*asked);
-        let to = to.min(from + BLOCK_KEYS);
-        next.clear();
-        let problem = self.problem;
-        problem.each_key(self.request, self.head, from..to, |row| next.push(row));
-    }
-
-    /// Which rows of the panel see each of the block's keys, written to `mask`;
-    /// `None` if all rows see all of them.
-    fn mask<'b>(&self, panel: usize, block: usize, mask: &'b mut Mask) -> Option<&'b Mask> {
-        let problem = self.problem;
-        let keys = self.block(block);
-        let shown_before = problem.shown_before(self.request);
-        if !problem.causal && problem.window.is_none() && keys.end <= shown_before {
-            return None;
-        }
-        mask[..keys.len()].fill(0);
-        let mut partial = false;
-        let mut r = 0;
-        while r < self.panel_rows(panel) {
-            // The heads of one position see alike.
-            let (j, _) = self.position(panel * PANEL_ROWS + r);
-            let end = self
-                .panel_rows(panel)
-                .min((j + 1) * problem.shape.group() - self.rows.start - panel * PANEL_ROWS);
-            let rows = u64::MAX >> (u64::BITS as usize - (end - r)) << r;
-            let visible = problem.visible(self.request, j);
-            partial |= visible.start > keys.start || visible.end < keys.end;
-            for (k, mask) in keys.clone().zip(&mut *mask) {
-                let shown = k < shown_before || problem.shows(self.request, j, k);
-                partial |= !shown;
-                if shown && visible.contains(&k) {
-                    *mask |= rows;
-                }
-            }
-            r = end;
-        }
-        partial.then_some(mask)
-    }
-}
-
 /// The preload count of a group of so many panels. The stages of a core don't overlap, so that a preload
 /// gains nothing; the paper's group of four panels keeps its order, which costs nothing there. Smaller
 /// groups are faster without (`docs/adr/0021`).
@@ -282,51 +168,6 @@ fn put_together<'b, I: Isa>(
     }
 }
 
-/// What a task leaves behind: O and the sum of P, both relative to `2^exponent`.
-/// `O / sum` is the attention over the task's keys.
-pub struct Partial<'a> {
-    /// Strips of O, `d_v / 64` for each panel.
-    pub o: &'a mut [OStrip],
-    /// Reference exponent of each row; -inf if it saw no key.
-    pub exponent: &'a mut [f32],
-    /// Sum of the unrounded P.
-    pub sum: &'a mut [f32],
-}
-
-impl<'a> Partial<'a> {
-    /// FP32 numbers that a partial result of `rows` rows takes.
-    pub const fn len(rows: usize, d_v: usize) -> usize {
-        rows.div_ceil(PANEL_ROWS) * PANEL_ROWS * (d_v + 2)
-    }
-
-    /// Views memory of [`len`](Self::len) numbers.
-    pub fn view(memory: &'a mut [f32], d_v: usize) -> Self {
-        let rows = memory.len() / (d_v + 2);
-        let (o, rest) = memory.split_at_mut(rows * d_v);
-        let (exponent, rest) = rest.split_at_mut(rows);
-        Self {
-            o: bytemuck::cast_slice_mut(o),
-            exponent,
-            sum: rest,
-        }
-    }
-
-    /// Strips of a panel.
-    pub const fn strips(&self) -> usize {
-        self.o.len() / (self.exponent.len() / PANEL_ROWS)
-    }
-
-    /// Panel by panel.
-    pub fn panels(self) -> impl Iterator<Item = Self> {
-        let strips = self.strips();
-        let o = self.o.chunks_mut(strips);
-        let exponents = self.exponent.chunks_mut(PANEL_ROWS);
-        o.zip(exponents)
-            .zip(self.sum.chunks_mut(PANEL_ROWS))
-            .map(|((o, exponent), sum)| Self { o, exponent, sum })
-    }
-}
-
 /// One call of the kernel.
 pub struct Task<'a> {
     /// What to attend to what.
@@ -337,11 +178,21 @@ pub struct Task<'a> {
     pub tiles: &'a mut Tiles,
     /// Whether they hold the queries of these rows already, from the task before.
     pub packed: bool,
-    /// Whether O's columns are to be put in order; they are left as the backend keeps them
-    /// otherwise ([`Isa::settle`]).
-    pub settle: bool,
     /// The result; overwritten.
     pub partial: Partial<'a>,
+    /// What becomes of it.
+    pub then: Then<'a>,
+}
+
+/// What becomes of a task's result, panel by panel as their keys are through.
+pub struct Then<'a> {
+    /// The result over earlier keys, which is added.
+    pub earlier: Option<Partial<'a>>,
+    /// Whether O's columns are put in order; they are left as the backend keeps them otherwise
+    /// ([`Isa::settle`]).
+    pub settle: bool,
+    /// Where it is written, if these are the last keys.
+    pub output: Option<Output<'a>>,
 }
 
 fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
@@ -350,8 +201,8 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
         options,
         tiles,
         packed,
-        settle,
         mut partial,
+        mut then,
     } = task;
     const { assert!(D_QK.is_multiple_of(2) && D_V.is_multiple_of(STRIP)) };
     let problem = group.problem;
@@ -536,14 +387,15 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     let mask = group.mask(panel, block, &mut mask);
                     pv_non_finite(isa, group, range, &call, l0a, mask, left, o);
                 }
+                if block + 1 == blocks {
+                    // While L2 has it.
+                    finish(isa, group, options, ub, panel, &mut partial, &mut then);
+                }
             }
             Stage::Last => {
-                if settle {
-                    for (panel, o) in partial.o.chunks_mut(strips).enumerate().take(panels) {
-                        isa.settle(o, group.panel_rows(panel), false);
-                    }
+                for panel in 0..if blocks == 0 { panels } else { 0 } {
+                    finish(isa, group, options, ub, panel, &mut partial, &mut then);
                 }
-                finish(isa, options, ub, group.rows.len(), strips, &mut partial);
             }
         }
     }
@@ -622,18 +474,20 @@ fn pv_non_finite<I: Isa>(
     isa.settle(o, call.rows, true);
 }
 
-/// Brings O and the sums into the form of [`Partial`].
+/// Brings a panel's O and sums into the form of [`Partial`], and to where they go then.
 fn finish<I: Isa>(
     isa: I,
+    group: &Group<'_>,
     options: &Options,
     states: &[RowState],
-    rows: usize,
-    strips: usize,
+    panel: usize,
     partial: &mut Partial<'_>,
+    then: &mut Then<'_>,
 ) {
-    for row in 0..rows {
-        let (panel, r) = (row / PANEL_ROWS, row % PANEL_ROWS);
-        let state = &states[panel];
+    let state = &states[panel];
+    let mut part = partial.reborrow().panel(panel);
+    let mut factors = [1.0; PANEL_ROWS];
+    for (r, to) in factors.iter_mut().enumerate().take(group.panel_rows(panel)) {
         let reference = state.reference[r];
         let (exponent, sum, factor) = match options.rescale {
             // O is a sum over the rounded P: dividing by theirs, errors that
@@ -653,13 +507,26 @@ fn finish<I: Isa>(
         };
         // A row without a sum has seen no key, or none with a score above -inf.
         let seen = sum != 0.0;
-        if seen && factor != 1.0 {
-            for o in &mut partial.o[panel * strips..][..strips] {
-                isa.scale(&mut o[r], factor);
-            }
+        if seen {
+            *to = factor;
         }
-        partial.exponent[row] = if seen { exponent } else { f32::NEG_INFINITY };
-        partial.sum[row] = sum;
+        part.exponent[r] = if seen { exponent } else { f32::NEG_INFINITY };
+        part.sum[r] = sum;
+    }
+    let earlier = then.earlier.as_mut();
+    let earlier = earlier.map(|earlier| earlier.reborrow().panel(panel));
+    let end = End {
+        group,
+        panel,
+        part: &mut part,
+        factor: &factors,
+        earlier: earlier.as_ref(),
+        settle: then.settle,
+        write: then.output.as_mut().map(Write::to),
+    };
+    let lse = end.visit(isa);
+    if let Some(output) = &mut then.output {
+        write_lse(group, panel, &lse, output);
     }
 }
 

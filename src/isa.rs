@@ -51,7 +51,9 @@ use crate::bits::{Increment, bf16_widen};
 use crate::error::Error;
 use crate::format::Row;
 use crate::problem::{Precision, Rescale};
-use crate::tile::{BLOCK_KEYS, L0a, L0b, OStrip, PANEL_ROWS, QPanel, RowState, STile, VBuffer};
+use crate::tile::{
+    BLOCK_KEYS, L0a, L0b, OStrip, PANEL_ROWS, QPanel, RowState, STRIP, STile, VBuffer,
+};
 
 /// The rows of one block, wherever they lie in the cache.
 pub struct Rows<'a> {
@@ -129,6 +131,22 @@ pub struct Pv<'a> {
     /// What to add to the bits of each row of O; `None` for the first block,
     /// which overwrites O.
     pub increment: Option<&'a [i32; PANEL_ROWS]>,
+}
+
+/// What becomes of a panel's O when a task's keys are through, in this order. A product that is NaN is
+/// [`NAN`](crate::bits::NAN).
+pub struct Close<'a> {
+    /// Rows of the panel.
+    pub rows: usize,
+    /// What each row is multiplied by; 1 leaves it as it is.
+    pub factor: &'a [f32; PANEL_ROWS],
+    /// What is added to the bits of each row of O over earlier keys, and of this one; nothing without
+    /// earlier keys.
+    pub moves: &'a [[Increment; 2]; PANEL_ROWS],
+    /// What the sum is multiplied by.
+    pub inverse: Option<&'a [f32; PANEL_ROWS]>,
+    /// Whether columns are put in order, where C2 keeps them in another.
+    pub settle: bool,
 }
 
 /// A set of strips of O, a bit each.
@@ -271,14 +289,16 @@ pub trait Isa: Copy {
     /// ([`crate::bits::add_increment_f32`], bit for bit).
     fn rescale(self, xs: &mut [f32], increment: Increment);
 
-    /// `x = (x + dx on the bits) + (y + dy on the bits)`, element by element: how
-    /// partial results over different keys are put together.
-    fn fold(self, x: &mut [f32], dx: Increment, y: &[f32], dy: Increment);
-
-    /// Multiplies every element by `factor`. A product that is NaN is [`NAN`](crate::bits::NAN).
-    fn scale(self, xs: &mut [f32], factor: f32) {
-        shared::scale(xs, factor);
-    }
+    /// Brings a strip of O to its end, row by row: multiplies it, adds what `earlier` keys left, both
+    /// moved by integer addition, normalises it and puts its columns in order, as the `call` asks, and
+    /// hands each row to `put`.
+    fn close(
+        self,
+        call: &Close<'_>,
+        earlier: Option<&OStrip>,
+        o: &mut OStrip,
+        put: impl FnMut(usize, &[f32; STRIP]),
+    );
 
     /// Runs `iterations` of a register-resident loop of the backend's own
     /// multiply-add and returns the FLOP done.

@@ -44,6 +44,7 @@ mod attend;
 pub mod bits;
 mod error;
 pub mod format;
+mod group;
 mod isa;
 mod merge;
 mod plan;

@@ -4,13 +4,15 @@
 //! and results are always put together in the order of the keys. So a request's
 //! bits don't depend on its neighbours or on how many threads ran the tasks.
 
+use core::mem;
 use core::ops::Range;
 
-use crate::attend::{Group, Options, Partial, Task, check_dims};
+use crate::attend::{Options, Task, Then, check_dims};
 use crate::error::{Argument, Error};
+use crate::group::{Group, Partial};
 use crate::isa::Backend;
 use crate::problem::{Output, Problem, Sparse, in_range};
-use crate::results::{Fold, write};
+use crate::results::{Write, together, write_lse};
 use crate::schedule::splits;
 use crate::shape::Shape;
 use crate::tile::{GROUP_ROWS, PANEL_ROWS, Workspace};
@@ -315,36 +317,30 @@ pub fn decode(
     let plan = Plan::new(problem)?;
     output.check(problem.q_dims(), &problem.shape)?;
     let Workspace { tiles, partials } = workspace;
-    let [total, part] = partials.each_mut().map(|p| &mut p[..plan.partial_len()]);
+    let [mut part, mut earlier] = partials.each_mut().map(|p| &mut p[..plan.partial_len()]);
     let d_v = problem.shape.d_v;
     for (cut, at) in groups(problem) {
         let splits = cut.splits().len();
         for split in 0..splits {
             let mut group = cut.group(problem, at, split);
-            if split + 1 < splits {
+            let last = split + 1 == splits;
+            if !last {
                 group.reach = problem.len(group.request);
             }
-            let memory = if split == 0 { &mut *total } else { &mut *part };
             options.backend.with(Task {
                 group: &group,
                 options,
                 tiles,
                 packed: split > 0,
-                settle: false,
-                partial: Partial::view(memory, d_v),
+                partial: Partial::view(part, d_v),
+                then: Then {
+                    earlier: (split > 0).then(|| Partial::view(earlier, d_v)),
+                    settle: last,
+                    output: last.then(|| output.reborrow()),
+                },
             })?;
-            if split > 0 && split + 1 < splits {
-                options.backend.with(Fold {
-                    total: &mut Partial::view(total, d_v),
-                    part: &Partial::view(part, d_v),
-                    rows: group.rows.len(),
-                });
-            }
+            mem::swap(&mut part, &mut earlier);
         }
-        let group = cut.group(problem, at, 0);
-        let total = Partial::view(total, d_v);
-        let last = (splits > 1).then(|| Partial::view(part, d_v));
-        write(options.backend, &group, total, last, true, &mut output);
     }
     Ok(())
 }
@@ -438,9 +434,13 @@ fn run_checked(
             options,
             tiles: &mut workspace.tiles,
             packed: before.is_some_and(|before| before.same_rows(&group)),
-            // Whoever combines them doesn't know the backend.
-            settle: true,
             partial: Partial::view(partial, problem.shape.d_v),
+            then: Then {
+                earlier: None,
+                // Whoever combines them doesn't know the backend.
+                settle: true,
+                output: None,
+            },
         })?;
         before = Some(group);
     }
@@ -458,35 +458,25 @@ fn run_checked(
 pub fn combine(
     problem: &Problem<'_>,
     plan: &Plan,
-    partials: &mut [f32],
+    mut partials: &mut [f32],
     mut output: Output<'_>,
 ) -> Result<(), Error> {
     plan.check(problem)?;
     output.check(problem.q_dims(), &problem.shape)?;
     plan.check_partials(partials)?;
-    let d_v = problem.shape.d_v;
-    let mut partials = partials.chunks_mut(plan.partial_len());
-    // Every backend folds to the same bits.
+    let (d_v, len) = (problem.shape.d_v, plan.partial_len());
+    // Every backend adds to the same bits.
     let backend = Backend::detect();
     for (cut, at) in groups(problem) {
-        let parts = partials.by_ref().take(cut.splits().len());
-        let mut parts = parts.map(|memory| Partial::view(memory, d_v));
-        // There's always one: requests have a split at least.
-        let Some(mut total) = parts.next() else {
-            continue;
-        };
         let group = cut.group(problem, at, 0);
-        let mut last = parts.next();
-        for part in parts {
-            if let Some(before) = last.replace(part) {
-                backend.with(Fold {
-                    total: &mut total,
-                    part: &before,
-                    rows: group.rows.len(),
-                });
-            }
+        let own = partials.split_off_mut(..cut.splits().len() * len);
+        let own = own.unwrap_or_default();
+        for panel in 0..group.panels() {
+            let parts = own.chunks_mut(len);
+            let parts = parts.map(|memory| Partial::view(memory, d_v).panel(panel));
+            let lse = together(backend, &group, panel, parts, Write::to(&mut output));
+            write_lse(&group, panel, &lse, &mut output);
         }
-        write(backend, &group, total, last, false, &mut output);
     }
     Ok(())
 }

@@ -9,12 +9,13 @@ use std::vec::Vec;
 use ::rayon::current_num_threads;
 use ::rayon::iter::{IntoParallelIterator, IntoParallelRefMutIterator, ParallelIterator};
 
-use crate::attend::{Group, Options, Partial};
+use crate::attend::Options;
 use crate::error::{Argument, Error};
+use crate::group::{Group, Partial};
 use crate::isa::Backend;
 use crate::plan::{Plan, combine, groups, run_task};
-use crate::problem::{Elements, Lse, Output, Problem, in_range};
-use crate::results::{Finish, Fold, write_lse};
+use crate::problem::{Output, Problem, in_range};
+use crate::results::{Write, together, write_lse};
 use crate::tile::{PANEL_ROWS, Workspace};
 
 /// [`decode`](crate::decode) on the current rayon pool, with the same result to the
@@ -86,14 +87,10 @@ fn combine_on_rayon(
 struct Panel<'p, 'o> {
     group: Group<'p>,
     panel: usize,
-    /// The results over the first range of keys, and over the others.
-    total: Partial<'o>,
+    /// The results over one range of keys after the other.
     parts: Vec<Partial<'o>>,
-    lse: Lse,
-    strides: [usize; 3],
-    /// The output from element `from` on, up to the panel's last.
-    o: Elements<'o>,
-    from: usize,
+    /// The output up to the panel's last element.
+    write: Write<'o>,
 }
 
 /// The panels, in the order of the output; `None` if that isn't the order of groups and rows.
@@ -126,16 +123,16 @@ fn panels<'p, 'o>(
             }
             let [own, rest] = o.split_at(end - from);
             o = rest;
-            let mut parts = parts.iter_mut().filter_map(Iterator::next);
             panels.push(Panel {
                 group: group.clone(),
                 panel,
-                total: parts.next()?,
-                parts: parts.collect(),
-                lse,
-                strides,
-                o: own,
-                from,
+                parts: parts.iter_mut().filter_map(Iterator::next).collect(),
+                write: Write {
+                    lse,
+                    strides,
+                    o: own,
+                    from,
+                },
             });
         }
     }
@@ -144,28 +141,15 @@ fn panels<'p, 'o>(
 
 impl<'p> Panel<'p, '_> {
     /// Writes O; whose rows they are, and their lse.
-    fn finish(mut self) -> (Group<'p>, usize, [f32; PANEL_ROWS]) {
-        let backend = Backend::detect();
-        let last = self.parts.pop();
-        for part in &self.parts {
-            backend.with(Fold {
-                total: &mut self.total,
-                part,
-                rows: self.group.panel_rows(self.panel),
-            });
-        }
-        let lse = backend.with(Finish {
-            group: &self.group,
-            panel: self.panel,
-            total: &mut self.total,
-            last: last.as_ref(),
-            settle: false,
-            lse: self.lse,
-            strides: self.strides,
-            o: self.o,
-            from: self.from,
-        });
-        (self.group, self.panel, lse)
+    fn finish(self) -> (Group<'p>, usize, [f32; PANEL_ROWS]) {
+        let Self {
+            group,
+            panel,
+            parts,
+            write,
+        } = self;
+        let lse = together(Backend::detect(), &group, panel, parts.into_iter(), write);
+        (group, panel, lse)
     }
 }
 
@@ -176,6 +160,7 @@ mod tests {
     use half::bf16;
 
     use super::*;
+    use crate::problem::Elements;
     use crate::shape::Shape;
 
     /// Two panels for each request.

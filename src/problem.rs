@@ -994,7 +994,9 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// Writes some numbers from element `at` on, rounded to the format.
+    /// Writes some numbers from element `at` on, rounded to the format. Inlined, to be compiled with the
+    /// caller's instructions.
+    #[inline(always)]
     pub(crate) fn write(&mut self, at: usize, row: &[f32]) {
         let at = at..at + row.len();
         match self {
@@ -1087,6 +1089,15 @@ impl<'a> Output<'a> {
                 base: LseBase::E,
                 empty: EmptyLse::Infinity,
             },
+        }
+    }
+
+    /// The same for a while.
+    pub(crate) fn reborrow(&mut self) -> Output<'_> {
+        Output {
+            o: self.o.reborrow(),
+            lse: self.lse,
+            ..*self
         }
     }
 

@@ -1,68 +1,47 @@
 //! What tasks leave behind, put together and written: Algorithm 2 line 20.
 
-use core::slice;
-
-use crate::attend::{Group, Partial};
 use crate::bits::{Increment, NAN, add_increment_f32, difference, one_nan};
-use crate::isa::{Backend, Isa, Visitor};
+use crate::group::{Group, Partial};
+use crate::isa::{Backend, Close, Isa, Visitor};
 use crate::problem::{Elements, Lse, LseBase, Output};
 use crate::tile::{PANEL_ROWS, STRIP};
 
-/// Brings the exponents of two partial results of a row together, adds their sums, and returns by
-/// what O of each moves. Rescaling is again an integer addition: exponents are integers in either
-/// mode.
-fn meet(total: &mut Partial<'_>, part: &Partial<'_>, row: usize) -> [Increment; 2] {
-    let exponent = total.exponent[row].max(part.exponent[row]);
-    let moves = [total.exponent[row], part.exponent[row]]
+/// Brings the exponents of two partial results of a row together, adds the earlier one's sum to the other's,
+/// and returns by what O of each moves. Rescaling is again an integer addition: exponents are integers in
+/// either mode.
+fn meet(earlier: &Partial<'_>, part: &mut Partial<'_>, row: usize) -> [Increment; 2] {
+    let exponent = earlier.exponent[row].max(part.exponent[row]);
+    let moves = [earlier.exponent[row], part.exponent[row]]
         .map(|own| Increment::pow2(difference(own, exponent)));
-    let earlier = add_increment_f32(total.sum[row], moves[0]);
-    let later = add_increment_f32(part.sum[row], moves[1]);
-    total.exponent[row] = exponent;
-    total.sum[row] = earlier + later;
+    let before = add_increment_f32(earlier.sum[row], moves[0]);
+    let own = add_increment_f32(part.sum[row], moves[1]);
+    part.exponent[row] = exponent;
+    part.sum[row] = before + own;
     moves
 }
 
-/// Adds the result over later keys to that over earlier ones, `total` to `part`.
-pub struct Fold<'a, 'b> {
-    /// Over earlier keys, and then over all.
-    pub total: &'a mut Partial<'b>,
-    /// Over later ones.
-    pub part: &'a Partial<'b>,
-    /// Of both.
-    pub rows: usize,
-}
-
-impl Visitor for Fold<'_, '_> {
-    type Output = ();
-
-    fn visit<I: Isa>(self, isa: I) {
-        let Self { total, part, rows } = self;
-        let strips = total.strips();
-        for row in 0..rows {
-            let [dx, dy] = meet(total, part, row);
-            let (panel, r) = (row / PANEL_ROWS, row % PANEL_ROWS);
-            let strips = panel * strips..(panel + 1) * strips;
-            for (x, y) in total.o[strips.clone()].iter_mut().zip(&part.o[strips]) {
-                isa.fold(&mut x[r], dx, &y[r], dy);
-            }
-        }
-    }
-}
-
-/// Adds the last result, normalises a panel of rows and writes its O, a strip at a time, while it is
-/// in L1. Returns lse.
-pub struct Finish<'a, 'b> {
+/// Brings a panel's result to its end: with that over earlier keys, if there is one, and to the output, if
+/// it is the last.
+pub struct End<'a, 'b> {
     /// Whose rows they are.
     pub group: &'a Group<'a>,
     /// Which of its panels.
     pub panel: usize,
-    /// The panel's result over all keys, the last ones aside.
-    pub total: &'a mut Partial<'b>,
-    /// That over the last ones.
-    pub last: Option<&'a Partial<'b>>,
+    /// The panel's result; over all keys so far, afterwards.
+    pub part: &'a mut Partial<'b>,
+    /// What its O is multiplied by.
+    pub factor: &'a [f32; PANEL_ROWS],
+    /// The result over earlier keys.
+    pub earlier: Option<&'a Partial<'b>>,
     /// Whether O's columns are yet to be put in order.
     pub settle: bool,
-    /// How lse is written.
+    /// Where it is written.
+    pub write: Option<Write<'a>>,
+}
+
+/// Where a panel's rows are written.
+pub struct Write<'a> {
+    /// How lse is.
     pub lse: Lse,
     /// Strides of the output.
     pub strides: [usize; 3],
@@ -72,104 +51,122 @@ pub struct Finish<'a, 'b> {
     pub from: usize,
 }
 
-/// What becomes of a row.
-#[derive(Clone, Copy, Default)]
-struct Row {
-    /// By what it moves, and the last result.
-    moves: [Increment; 2],
-    /// One over the sum of exponentials.
-    inverse: f32,
-    lse: f32,
-    /// Where it begins in the output.
-    start: usize,
-}
-
-impl Visitor for Finish<'_, '_> {
-    type Output = [f32; PANEL_ROWS];
-
-    fn visit<I: Isa>(mut self, isa: I) -> Self::Output {
-        let mut rows = [Row::default(); PANEL_ROWS];
-        let len = self.group.panel_rows(self.panel);
-        for (r, row) in rows[..len].iter_mut().enumerate() {
-            *row = self.row(r);
-        }
-        for (i, o) in self.total.o.iter_mut().enumerate() {
-            if let Some(last) = self.last {
-                for ((o, last), row) in o.iter_mut().zip(&last.o[i]).zip(&rows[..len]) {
-                    let [dx, dy] = row.moves;
-                    isa.fold(o, dx, last, dy);
-                }
-            }
-            if self.settle {
-                isa.settle(slice::from_mut(o), len, false);
-            }
-            for (o, row) in o.iter_mut().zip(&rows[..len]) {
-                isa.scale(o, row.inverse);
-                self.o.write(row.start - self.from + i * STRIP, o);
-            }
-        }
-        rows.map(|row| row.lse)
-    }
-}
-
-impl Finish<'_, '_> {
-    /// Adds the last result's sum, and says what becomes of the row.
-    fn row(&mut self, r: usize) -> Row {
-        let problem = self.group.problem;
-        let (j, h) = self.group.position(self.panel * PANEL_ROWS + r);
-        let moves = self
-            .last
-            .map_or_else(Default::default, |last| meet(self.total, last, r));
-        let (exponent, sum) = (self.total.exponent[r], self.total.sum[r]);
-        let empty = !problem.sees_any(self.group.request, j);
-        let log2 = log2_sum(exponent, sum);
-        // A row that sees keys, all of them with a score of -inf, is 0 / 0 as in
-        // the definition.
-        let inverse = if empty { 0.0 } else { sum.recip() };
-        let inverse = match problem.sink {
-            // Without a key, nothing that a sink is changes O: also NaN.
-            Some(sink) if !empty => with_sink(inverse, log2, sink[h]),
-            _ => inverse,
-        };
-        Row {
-            moves,
-            inverse,
-            lse: if empty {
-                self.lse.empty.value()
-            } else {
-                lse(log2, self.lse.base)
-            },
-            start: self.group.start(j, h, self.strides),
-        }
-    }
-}
-
-/// Writes the rows of a group: `total` and the `last` result, if there is one, are those over all
-/// keys. `settle`: [`Finish::settle`].
-pub fn write(
-    backend: Backend,
-    group: &Group<'_>,
-    total: Partial<'_>,
-    last: Option<Partial<'_>>,
-    settle: bool,
-    output: &mut Output<'_>,
-) {
-    let mut last = last.map(Partial::panels);
-    for (panel, mut total) in total.panels().take(group.panels()).enumerate() {
-        let last = last.as_mut().and_then(Iterator::next);
-        let lse = backend.with(Finish {
-            group,
-            panel,
-            total: &mut total,
-            last: last.as_ref(),
-            settle,
+impl<'a> Write<'a> {
+    /// The whole output.
+    pub fn to(output: &'a mut Output<'_>) -> Self {
+        Self {
             lse: output.lse_format,
             strides: output.o_strides,
             o: output.o.reborrow(),
             from: 0,
-        });
-        write_lse(group, panel, &lse, output);
+        }
     }
+}
+
+/// What the rows of a panel are written with.
+struct Rows {
+    /// One over the sum of exponentials.
+    inverse: [f32; PANEL_ROWS],
+    lse: [f32; PANEL_ROWS],
+    /// Where they begin in the output.
+    start: [usize; PANEL_ROWS],
+}
+
+impl Visitor for End<'_, '_> {
+    /// lse of the rows that were written.
+    type Output = [f32; PANEL_ROWS];
+
+    /// A strip at a time, while it is in L1.
+    fn visit<I: Isa>(mut self, isa: I) -> Self::Output {
+        let len = self.group.panel_rows(self.panel);
+        let mut moves = [[Increment::NONE; 2]; PANEL_ROWS];
+        if let Some(earlier) = self.earlier {
+            for (r, moves) in moves[..len].iter_mut().enumerate() {
+                *moves = meet(earlier, self.part, r);
+            }
+        }
+        let write = self.write.take();
+        let rows = write.as_ref().map(|write| self.rows(write));
+        let call = Close {
+            rows: len,
+            factor: self.factor,
+            moves: &moves,
+            inverse: rows.as_ref().map(|rows| &rows.inverse),
+            settle: self.settle,
+        };
+        let mut write = write.zip(rows.as_ref());
+        for (i, o) in self.part.o.iter_mut().enumerate() {
+            let earlier = self.earlier.map(|earlier| &earlier.o[i]);
+            match &mut write {
+                Some((write, rows)) => {
+                    let at = |r: usize| rows.start[r] - write.from + i * STRIP;
+                    isa.close(&call, earlier, o, |r, row| write.o.write(at(r), row));
+                }
+                None => isa.close(&call, earlier, o, |_, _| {}),
+            }
+        }
+        rows.map_or([0.0; PANEL_ROWS], |rows| rows.lse)
+    }
+}
+
+impl End<'_, '_> {
+    fn rows(&self, write: &Write<'_>) -> Rows {
+        let mut rows = Rows {
+            inverse: [0.0; PANEL_ROWS],
+            lse: [0.0; PANEL_ROWS],
+            start: [0; PANEL_ROWS],
+        };
+        let problem = self.group.problem;
+        for r in 0..self.group.panel_rows(self.panel) {
+            let (j, h) = self.group.position(self.panel * PANEL_ROWS + r);
+            let (exponent, sum) = (self.part.exponent[r], self.part.sum[r]);
+            let empty = !problem.sees_any(self.group.request, j);
+            let log2 = log2_sum(exponent, sum);
+            // A row that sees keys, all of them with a score of -inf, is 0 / 0 as in
+            // the definition.
+            let inverse = if empty { 0.0 } else { sum.recip() };
+            rows.inverse[r] = match problem.sink {
+                // Without a key, nothing that a sink is changes O: also NaN.
+                Some(sink) if !empty => with_sink(inverse, log2, sink[h]),
+                _ => inverse,
+            };
+            rows.lse[r] = if empty {
+                write.lse.empty.value()
+            } else {
+                lse(log2, write.lse.base)
+            };
+            rows.start[r] = self.group.start(j, h, write.strides);
+        }
+        rows
+    }
+}
+
+/// Puts the results of a panel over one range of keys after the other together, and writes its O. Returns
+/// lse of its rows.
+pub fn together<'b>(
+    backend: Backend,
+    group: &Group<'_>,
+    panel: usize,
+    mut parts: impl Iterator<Item = Partial<'b>>,
+    write: Write<'_>,
+) -> [f32; PANEL_ROWS] {
+    let mut write = Some(write);
+    let (mut earlier, mut next) = (None, parts.next());
+    let mut lse = [0.0; PANEL_ROWS];
+    while let Some(mut part) = next {
+        next = parts.next();
+        lse = backend.with(End {
+            group,
+            panel,
+            part: &mut part,
+            factor: &[1.0; PANEL_ROWS],
+            earlier: earlier.as_ref(),
+            settle: false,
+            write: write.take_if(|_| next.is_none()),
+        });
+        earlier = Some(part);
+    }
+    lse
 }
 
 /// Writes lse of a panel's rows.

@@ -13,11 +13,11 @@ use half::bf16;
 
 use super::fp32::{self, backend};
 use super::zmm::{self, Zmm};
-use super::{Isa, Left, Pv, Rows, Softmax, shared, simd, v1};
+use super::{Close, Isa, Left, Pv, Rows, Softmax, simd, v1};
 use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
-use crate::tile::{L0a, L0b, OStrip, QPanel, RowState, STile, VBuffer};
+use crate::tile::{L0a, L0b, OStrip, QPanel, RowState, STRIP, STile, VBuffer};
 
 backend! {
     Zmm, features: "avx512f,avx512bw,avx512dq,avx512vl";

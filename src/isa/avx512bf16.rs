@@ -34,7 +34,7 @@ use super::simd::{self, Simd};
 use super::v1::{self, Pairs, Rounding};
 use super::zmm::widen::{self, Round};
 use super::zmm::{self, LANES, Zmm, load_row, load_words, store_pairs};
-use super::{Isa, Left, Maxima, Pv, Rows, Softmax, Strips, detect, shared};
+use super::{Close, Isa, Left, Maxima, Pv, Rows, Softmax, Strips, detect};
 use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
@@ -172,14 +172,15 @@ impl Isa for Avx512Bf16 {
         unsafe { rescale(self.zmm, xs, increment) }
     }
 
-    fn fold(self, x: &mut [f32], dx: Increment, y: &[f32], dy: Increment) {
+    fn close(
+        self,
+        call: &Close<'_>,
+        earlier: Option<&OStrip>,
+        o: &mut OStrip,
+        put: impl FnMut(usize, &[f32; STRIP]),
+    ) {
         // SAFETY: the token proves the features.
-        unsafe { fold(self.zmm, x, dx, y, dy) }
-    }
-
-    fn scale(self, xs: &mut [f32], factor: f32) {
-        // SAFETY: the token proves the features.
-        unsafe { scale(xs, factor) }
+        unsafe { close(self.zmm, call, earlier, o, put) }
     }
 
     fn dot_loop(self, iterations: u64) -> u64 {
@@ -374,13 +375,14 @@ fn rescale(zmm: Zmm, xs: &mut [f32], increment: Increment) {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn fold(zmm: Zmm, x: &mut [f32], dx: Increment, y: &[f32], dy: Increment) {
-    simd::fold(zmm, x, dx, y, dy);
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn scale(xs: &mut [f32], factor: f32) {
-    shared::scale(xs, factor);
+fn close(
+    zmm: Zmm,
+    call: &Close<'_>,
+    earlier: Option<&OStrip>,
+    o: &mut OStrip,
+    put: impl FnMut(usize, &[f32; STRIP]),
+) {
+    simd::close(zmm, false, call, earlier, o, put);
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]

@@ -815,7 +815,7 @@ macro_rules! backend {
                 scratch: &mut L0b,
                 o: &mut [OStrip],
             ) -> Left {
-                let o = &mut o[..D_V / crate::tile::STRIP];
+                let o = &mut o[..D_V / STRIP];
                 $(#[target_feature(enable = $features)])?
                 fn few(
                     simd: $token,
@@ -859,22 +859,25 @@ macro_rules! backend {
                 unsafe { run(self, xs, increment) }
             }
 
-            fn fold(self, x: &mut [f32], dx: Increment, y: &[f32], dy: Increment) {
+            fn close(
+                self,
+                call: &Close<'_>,
+                earlier: Option<&OStrip>,
+                o: &mut OStrip,
+                put: impl FnMut(usize, &[f32; STRIP]),
+            ) {
                 $(#[target_feature(enable = $features)])?
-                fn run(simd: $token, x: &mut [f32], dx: Increment, y: &[f32], dy: Increment) {
-                    simd::fold(simd, x, dx, y, dy);
+                fn run(
+                    simd: $token,
+                    call: &Close<'_>,
+                    earlier: Option<&OStrip>,
+                    o: &mut OStrip,
+                    put: impl FnMut(usize, &[f32; STRIP]),
+                ) {
+                    simd::close(simd, true, call, earlier, o, put);
                 }
                 // SAFETY: the token proves the features.
-                unsafe { run(self, x, dx, y, dy) }
-            }
-
-            fn scale(self, xs: &mut [f32], factor: f32) {
-                $(#[target_feature(enable = $features)])?
-                fn run(xs: &mut [f32], factor: f32) {
-                    shared::scale(xs, factor);
-                }
-                // SAFETY: the token proves the features.
-                unsafe { run(xs, factor) }
+                unsafe { run(self, call, earlier, o, put) }
             }
 
             fn dot_loop(self, iterations: u64) -> u64 {

@@ -15,11 +15,11 @@ use half::bf16;
 
 use super::asimd::Neon;
 use super::fp32::{self, backend};
-use super::{Isa, Left, Pv, Rows, Softmax, shared, simd, v1};
+use super::{Close, Isa, Left, Pv, Rows, Softmax, shared, simd, v1};
 use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
-use crate::tile::{L0a, L0b, OStrip, QPanel, RowState, STile, VBuffer};
+use crate::tile::{L0a, L0b, OStrip, QPanel, RowState, STRIP, STile, VBuffer};
 
 backend! {
     Neon, features: "neon";

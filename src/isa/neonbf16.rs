@@ -37,7 +37,7 @@ use super::ahead::{Ahead, LINE};
 use super::asimd::{LANES, Neon};
 use super::simd::{self, Simd, lanes, lanes_mut, split};
 use super::v1::{self, Pairs, Rounding};
-use super::{Isa, Left, Maxima, Pv, Rows, Softmax, detect, half_of, shared};
+use super::{Close, Isa, Left, Maxima, Pv, Rows, Softmax, detect, half_of, shared};
 use crate::bits::{Increment, bf16_widen};
 use crate::format::Row;
 use crate::problem::Precision;
@@ -140,8 +140,14 @@ impl Isa for NeonBf16 {
         simd::rescale(self.simd, xs, increment);
     }
 
-    fn fold(self, x: &mut [f32], dx: Increment, y: &[f32], dy: Increment) {
-        simd::fold(self.simd, x, dx, y, dy);
+    fn close(
+        self,
+        call: &Close<'_>,
+        earlier: Option<&OStrip>,
+        o: &mut OStrip,
+        put: impl FnMut(usize, &[f32; STRIP]),
+    ) {
+        simd::close(self.simd, false, call, earlier, o, put);
     }
 
     fn dot_loop(self, iterations: u64) -> u64 {

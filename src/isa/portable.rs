@@ -11,11 +11,11 @@ use wide::{f32x8, i32x8};
 
 use super::fp32::{self, backend};
 use super::simd::{self, Simd};
-use super::{Isa, Left, Pv, Rows, Softmax, shared, v1};
+use super::{Close, Isa, Left, Pv, Rows, Softmax, shared, v1};
 use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
-use crate::tile::{L0a, L0b, OStrip, QPanel, RowState, STile, VBuffer};
+use crate::tile::{L0a, L0b, OStrip, QPanel, RowState, STRIP, STile, VBuffer};
 
 const LANES: usize = 8;
 

@@ -5,7 +5,6 @@
 
 use half::bf16;
 
-use crate::bits::{Increment, add_increment_f32, one_nan};
 use crate::format::{self, Row};
 use crate::tile::QPanel;
 
@@ -31,22 +30,6 @@ pub fn pack_q<const D_QK: usize>(
     }
     for out in &mut panel.0[..D_QK / 2] {
         out[rows.len()..].fill(0);
-    }
-}
-
-/// [`super::Isa::scale`], compiled with the caller's features.
-#[inline(always)]
-pub fn scale(xs: &mut [f32], factor: f32) {
-    for x in xs {
-        *x = one_nan(*x * factor);
-    }
-}
-
-/// Folds two partial results: [`super::Isa::fold`].
-#[inline(always)]
-pub fn fold(x: &mut [f32], dx: Increment, y: &[f32], dy: Increment) {
-    for (x, &y) in x.iter_mut().zip(y) {
-        *x = add_increment_f32(*x, dx) + add_increment_f32(y, dy);
     }
 }
 

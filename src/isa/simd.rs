@@ -8,7 +8,9 @@
 use bytemuck::Pod;
 use half::bf16;
 
-use crate::bits::Increment;
+use super::Close;
+use crate::bits::{Increment, NAN};
+use crate::tile::{OStrip, STRIP};
 
 /// The vectors of an instruction set.
 ///
@@ -211,19 +213,65 @@ pub fn rescale<S: Simd>(simd: S, xs: &mut [f32], increment: Increment) {
     crate::bits::add_increment_f32_slice(rest, increment);
 }
 
-/// [`super::Isa::fold`].
+/// [`super::Isa::close`], where `permuted` says whether C2 keeps O's columns by even and odd ones of two
+/// vectors.
 #[inline(always)]
-pub fn fold<S: Simd>(simd: S, x: &mut [f32], dx: Increment, y: &[f32], dy: Increment) {
-    let whole = x.len().min(y.len()) / S::LANES * S::LANES;
-    let (x_chunks, x_rest) = x.split_at_mut(whole);
-    let (y_chunks, y_rest) = y.split_at(whole);
-    for (x, y) in lanes_mut::<S>(x_chunks)
-        .iter_mut()
-        .zip(lanes::<S>(y_chunks))
-    {
-        let a = simd.add_increment(simd.load(x), dx.bits());
-        let b = simd.add_increment(simd.load(y), dy.bits());
-        simd.store(simd.add(a, b), x);
+pub fn close<S: Simd>(
+    simd: S,
+    permuted: bool,
+    call: &Close<'_>,
+    earlier: Option<&OStrip>,
+    o: &mut OStrip,
+    mut put: impl FnMut(usize, &[f32; STRIP]),
+) {
+    for (r, o) in o[..call.rows].iter_mut().enumerate() {
+        let scaled = call.factor[r] != 1.0;
+        let factor = simd.splat(call.factor[r]);
+        let inverse = simd.splat(call.inverse.map_or(1.0, |inverse| inverse[r]));
+        let [before, own] = call.moves[r].map(Increment::bits);
+        for (i, pair) in lanes_mut::<S>(o)
+            .as_chunks_mut::<2>()
+            .0
+            .iter_mut()
+            .enumerate()
+        {
+            let mut x = [simd.load(&pair[0]), simd.load(&pair[1])];
+            for (j, x) in x.iter_mut().enumerate() {
+                if scaled {
+                    *x = product(simd, *x, factor);
+                }
+                if let Some(earlier) = earlier {
+                    let earlier = simd.load(&lanes::<S>(&earlier[r])[2 * i + j]);
+                    *x = simd.add(moved(simd, earlier, before), moved(simd, *x, own));
+                }
+                if call.inverse.is_some() {
+                    *x = product(simd, *x, inverse);
+                }
+            }
+            if permuted && call.settle {
+                x = simd.interleave(x[0], x[1]);
+            }
+            simd.store(x[0], &mut pair[0]);
+            simd.store(x[1], &mut pair[1]);
+        }
+        put(r, o);
     }
-    super::shared::fold(x_rest, dx, y_rest, dy);
+}
+
+/// Most rows don't move: nothing to add then.
+#[inline(always)]
+fn moved<S: Simd>(simd: S, x: S::F32, increment: i32) -> S::F32 {
+    if increment == 0 {
+        x
+    } else {
+        simd.add_increment(x, increment)
+    }
+}
+
+/// With one NaN for all.
+#[inline(always)]
+fn product<S: Simd>(simd: S, a: S::F32, b: S::F32) -> S::F32 {
+    let product = simd.mul(a, b);
+    let nan = simd.not_ge(product, product);
+    simd.select(nan, simd.splat(NAN), product)
 }

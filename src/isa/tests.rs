@@ -11,8 +11,10 @@ use std::vec::Vec;
 
 use half::bf16;
 
-use super::{Backend, BackendId, Isa, Left, Mask, Maxima, Pv, Rows, Softmax, Visitor, half_of};
-use crate::bits::{Increment, add_increment_f32, bf16_widen};
+use super::{
+    Backend, BackendId, Close, Isa, Left, Mask, Maxima, Pv, Rows, Softmax, Visitor, half_of,
+};
+use crate::bits::{Increment, add_increment_f32, bf16_widen, one_nan};
 use crate::problem::{Precision, Rescale};
 use crate::tile::{
     BLOCK_KEYS, MAX_D_QK, MAX_D_V, OStrip, PANEL_ROWS, RowState, STRIP, Tile, Tiles, VBuffer,
@@ -545,6 +547,98 @@ fn check_first_half(o: &[f32; STRIP], run: &Stages, values: &[bf16], strip: usiz
         };
         let want: f64 = 0.375 + (0..Left::TAIL).map(product).sum::<f64>();
         assert!((f64::from(got) - want).abs() < 1e-4, "{got} {want}");
+    }
+}
+
+#[test]
+fn the_end_has_the_same_bits_everywhere() {
+    struct End<'a>(Close<'a>, Option<&'a OStrip>, &'a OStrip);
+    impl Visitor for End<'_> {
+        /// The strip, and what was put.
+        type Output = [OStrip; 2];
+        fn visit<I: Isa>(self, isa: I) -> [OStrip; 2] {
+            let Self(call, earlier, o) = self;
+            let (mut o, mut put) = ([*o], [[[0.75; STRIP]; PANEL_ROWS]]);
+            let mut before = earlier.map(|earlier| [*earlier]);
+            // As C2 leaves them.
+            for strip in before.iter_mut().chain([&mut o]) {
+                isa.settle(strip, call.rows, true);
+            }
+            let before = before.as_ref().map(|before| &before[0]);
+            isa.close(&call, before, &mut o[0], |r, row| put[0][r] = *row);
+            if !call.settle {
+                isa.settle(&mut o, call.rows, false);
+                isa.settle(&mut put, call.rows, false);
+            }
+            [o[0], put[0]]
+        }
+    }
+    let strip = |seed: u32| -> OStrip {
+        let all = numbers(seed, PANEL_ROWS * STRIP);
+        let number = |i: usize| match i % 97 {
+            0 => 0.0,
+            1 => f32::INFINITY,
+            2 => f32::NEG_INFINITY,
+            3 => f32::from_bits(0x7fc0_1234),
+            4 => f32::MIN_POSITIVE / 8.0,
+            _ => all[i].to_f32(),
+        };
+        core::array::from_fn(|r| core::array::from_fn(|i| number(r * STRIP + i)))
+    };
+    let (o, earlier) = (strip(19), strip(20));
+    let factor = core::array::from_fn(|r| [1.0, 1.003, 1.0, 0.5][r % 4]);
+    let inverse = core::array::from_fn(|r| if r == 5 { f32::NAN } else { 0.3 });
+    let moves = core::array::from_fn(|r| {
+        [r % 3, r % 5].map(|n| Increment::pow2(-i32::try_from(n).unwrap()))
+    });
+    for (rows, earlier, inverse, settle) in [
+        (PANEL_ROWS, None, None, true),
+        (PANEL_ROWS, Some(&earlier), None, false),
+        (PANEL_ROWS, Some(&earlier), Some(&inverse), true),
+        (PANEL_ROWS / 2 + 1, None, Some(&inverse), true),
+    ] {
+        let want = |r: usize, i: usize| {
+            let mut x = o[r][i];
+            if factor[r] != 1.0 {
+                x = one_nan(x * factor[r]);
+            }
+            if let Some(earlier) = earlier {
+                let moved = |x, n: Increment| match n {
+                    Increment::NONE => x,
+                    n => add_increment_f32(x, n),
+                };
+                let [before, own]: [Increment; 2] = moves[r];
+                x = moved(earlier[r][i], before) + moved(x, own);
+            }
+            inverse.map_or(x, |inverse| one_nan(x * inverse[r]))
+        };
+        for backend in backends() {
+            let call = Close {
+                rows,
+                factor: &factor,
+                moves: &moves,
+                inverse,
+                settle,
+            };
+            let [got, put] = backend.with(End(call, earlier, &o));
+            for r in 0..PANEL_ROWS {
+                for i in 0..STRIP {
+                    let (want, written) = match r < rows {
+                        true => (want(r, i), want(r, i)),
+                        false => (o[r][i], 0.75),
+                    };
+                    // Which NaN a sum is isn't said.
+                    let same =
+                        |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+                    assert!(
+                        same(got[r][i], want),
+                        "{backend:?} {rows} {r} {i}: {} {want}",
+                        got[r][i]
+                    );
+                    assert!(same(put[r][i], written), "{backend:?} {rows} {r} {i}");
+                }
+            }
+        }
     }
 }
 

@@ -1,0 +1,191 @@
+//! A task's rows and keys, and what it leaves behind.
+
+use core::ops::Range;
+
+use crate::format::Row;
+use crate::isa::{Mask, Rows};
+use crate::problem::Problem;
+use crate::tile::{BLOCK_KEYS, OStrip, PANEL_ROWS};
+
+/// The rows of one request and KV head that a task holds, and the keys it attends
+/// them to.
+#[derive(Clone)]
+pub struct Group<'a> {
+    /// The problem, checked.
+    pub problem: &'a Problem<'a>,
+    /// The request.
+    pub request: usize,
+    /// The KV head.
+    pub head: usize,
+    /// Rows `j * g + h` of the request, where `g` query heads share the KV head; at
+    /// most [`GROUP_ROWS`](crate::tile::GROUP_ROWS).
+    pub rows: Range<usize>,
+    /// Keys of the request.
+    pub keys: Range<usize>,
+    /// Up to which key the same thread will attend next; the end of `keys` if it
+    /// doesn't go on.
+    pub reach: usize,
+}
+
+impl<'a> Group<'a> {
+    /// Whether `other` has the same queries.
+    pub fn same_rows(&self, other: &Self) -> bool {
+        (self.request, self.head, &self.rows) == (other.request, other.head, &other.rows)
+    }
+
+    /// Panels the rows fill.
+    pub fn panels(&self) -> usize {
+        self.rows.len().div_ceil(PANEL_ROWS)
+    }
+
+    /// Query position and head of row `r` of the group.
+    pub fn position(&self, r: usize) -> (usize, usize) {
+        let row = self.rows.start + r;
+        let group = self.problem.shape.group();
+        (row / group, self.head * group + row % group)
+    }
+
+    /// Where head `h` of query position `j` lies in a tensor with these strides: of requests, of
+    /// positions, of heads.
+    pub fn start(&self, j: usize, h: usize, [s0, s1, s2]: [usize; 3]) -> usize {
+        let [b, token] = self.problem.token(self.request, j);
+        b * s0 + token * s1 + h * s2
+    }
+
+    /// Rows of a panel.
+    pub fn panel_rows(&self, panel: usize) -> usize {
+        PANEL_ROWS.min(self.rows.len() - panel * PANEL_ROWS)
+    }
+
+    /// Blocks the keys fill.
+    pub fn blocks(&self) -> usize {
+        self.keys.len().div_ceil(BLOCK_KEYS)
+    }
+
+    /// The keys of a block.
+    pub fn block(&self, block: usize) -> Range<usize> {
+        let start = self.keys.start + block * BLOCK_KEYS;
+        start..self.keys.end.min(start + BLOCK_KEYS)
+    }
+
+    /// The parts of keys, one after the other.
+    pub fn keys(&self, keys: Range<usize>) -> impl Iterator<Item = [Row<'a>; 2]> + use<'a> {
+        self.problem.keys(self.request, self.head, keys)
+    }
+
+    /// Values, one after the other.
+    pub fn values(&self, keys: Range<usize>) -> impl Iterator<Item = Row<'a>> + use<'a> {
+        self.problem.values(self.request, self.head, keys)
+    }
+
+    /// Gathers the keys up to `to` that nobody has asked memory for, at most one
+    /// block of them.
+    pub fn ahead(&self, to: usize, asked: &mut usize, next: &mut Rows<'a>) {
+        let to = self.reach.min(to);
+        let from = to.min(*asked);
+        *asked = to.max(*asked);
+        let to = to.min(from + BLOCK_KEYS);
+        next.clear();
+        let problem = self.problem;
+        problem.each_key(self.request, self.head, from..to, |row| next.push(row));
+    }
+
+    /// Which rows of the panel see each of the block's keys, written to `mask`;
+    /// `None` if all rows see all of them.
+    pub fn mask<'b>(&self, panel: usize, block: usize, mask: &'b mut Mask) -> Option<&'b Mask> {
+        let problem = self.problem;
+        let keys = self.block(block);
+        let shown_before = problem.shown_before(self.request);
+        if !problem.causal && problem.window.is_none() && keys.end <= shown_before {
+            return None;
+        }
+        mask[..keys.len()].fill(0);
+        let mut partial = false;
+        let mut r = 0;
+        while r < self.panel_rows(panel) {
+            // The heads of one position see alike.
+            let (j, _) = self.position(panel * PANEL_ROWS + r);
+            let end = self
+                .panel_rows(panel)
+                .min((j + 1) * problem.shape.group() - self.rows.start - panel * PANEL_ROWS);
+            let rows = u64::MAX >> (u64::BITS as usize - (end - r)) << r;
+            let visible = problem.visible(self.request, j);
+            partial |= visible.start > keys.start || visible.end < keys.end;
+            for (k, mask) in keys.clone().zip(&mut *mask) {
+                let shown = k < shown_before || problem.shows(self.request, j, k);
+                partial |= !shown;
+                if shown && visible.contains(&k) {
+                    *mask |= rows;
+                }
+            }
+            r = end;
+        }
+        partial.then_some(mask)
+    }
+}
+
+/// What a task leaves behind: O and the sum of P, both relative to `2^exponent`.
+/// `O / sum` is the attention over the task's keys.
+pub struct Partial<'a> {
+    /// Strips of O, `d_v / 64` for each panel.
+    pub o: &'a mut [OStrip],
+    /// Reference exponent of each row; -inf if it saw no key.
+    pub exponent: &'a mut [f32],
+    /// Sum of the unrounded P.
+    pub sum: &'a mut [f32],
+}
+
+impl<'a> Partial<'a> {
+    /// FP32 numbers that a partial result of `rows` rows takes.
+    pub const fn len(rows: usize, d_v: usize) -> usize {
+        rows.div_ceil(PANEL_ROWS) * PANEL_ROWS * (d_v + 2)
+    }
+
+    /// Views memory of [`len`](Self::len) numbers.
+    pub fn view(memory: &'a mut [f32], d_v: usize) -> Self {
+        let rows = memory.len() / (d_v + 2);
+        let (o, rest) = memory.split_at_mut(rows * d_v);
+        let (exponent, rest) = rest.split_at_mut(rows);
+        Self {
+            o: bytemuck::cast_slice_mut(o),
+            exponent,
+            sum: rest,
+        }
+    }
+
+    /// Strips of a panel.
+    pub const fn strips(&self) -> usize {
+        self.o.len() / (self.exponent.len() / PANEL_ROWS)
+    }
+
+    /// The same for a while.
+    pub fn reborrow(&mut self) -> Partial<'_> {
+        Partial {
+            o: self.o,
+            exponent: self.exponent,
+            sum: self.sum,
+        }
+    }
+
+    /// One panel's.
+    pub fn panel(self, panel: usize) -> Self {
+        let strips = self.strips();
+        let rows = panel * PANEL_ROWS..(panel + 1) * PANEL_ROWS;
+        Self {
+            o: &mut self.o[panel * strips..][..strips],
+            exponent: &mut self.exponent[rows.clone()],
+            sum: &mut self.sum[rows],
+        }
+    }
+
+    /// Panel by panel.
+    #[cfg(feature = "rayon")]
+    pub fn panels(self) -> impl Iterator<Item = Self> {
+        let strips = self.strips();
+        let o = self.o.chunks_mut(strips);
+        let exponents = self.exponent.chunks_mut(PANEL_ROWS);
+        o.zip(exponents)
+            .zip(self.sum.chunks_mut(PANEL_ROWS))
+            .map(|((o, exponent), sum)| Self { o, exponent, sum })
+    }
+}
