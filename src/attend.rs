@@ -51,8 +51,8 @@ use crate::error::Error;
 use crate::format::Row;
 use crate::group::{Group, Partial};
 use crate::isa::{Backend, Isa, Left, Mask, Pv, Rows, Softmax, Strips, Visitor, row_tile};
-use crate::problem::{Output, Precision, Rescale};
-use crate::results::{End, Write, write_lse};
+use crate::problem::{Precision, Rescale};
+use crate::results::{End, Write};
 use crate::schedule::{PRELOAD_COUNT, SCORE_TILES, Stage, preload_by};
 use crate::tile::{
     BLOCK_KEYS, L0a, L0b, MAX_D_V, OStrip, PANEL_ROWS, PANELS, RowState, RowTile, STRIP, Tiles,
@@ -192,7 +192,7 @@ pub struct Then<'a> {
     /// ([`Isa::settle`]).
     pub settle: bool,
     /// Where it is written, if these are the last keys.
-    pub output: Option<Output<'a>>,
+    pub write: Option<Write<'a>>,
 }
 
 fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
@@ -522,12 +522,9 @@ fn finish<I: Isa>(
         factor: &factors,
         earlier: earlier.as_ref(),
         settle: then.settle,
-        write: then.output.as_mut().map(Write::to),
+        write: then.write.as_mut().map(Write::reborrow),
     };
-    let lse = end.visit(isa);
-    if let Some(output) = &mut then.output {
-        write_lse(group, panel, &lse, output);
-    }
+    end.visit(isa);
 }
 
 /// `o += p * value`.

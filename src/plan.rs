@@ -60,7 +60,7 @@ impl Cut {
     }
 
     /// The ranges that the keys are cut into.
-    pub fn splits(&self) -> impl ExactSizeIterator<Item = Range<usize>> {
+    pub fn splits(&self) -> impl ExactSizeIterator<Item = Range<usize>> + use<> {
         let start = self.span.start;
         splits(self.span.len()).map(move |keys| start + keys.start..start + keys.end)
     }
@@ -314,33 +314,56 @@ pub fn decode(
     workspace: &mut Workspace,
     mut output: Output<'_>,
 ) -> Result<(), Error> {
-    let plan = Plan::new(problem)?;
+    Plan::new(problem)?;
     output.check(problem.q_dims(), &problem.shape)?;
-    let Workspace { tiles, partials } = workspace;
-    let [mut part, mut earlier] = partials.each_mut().map(|p| &mut p[..plan.partial_len()]);
-    let d_v = problem.shape.d_v;
     for (cut, at) in groups(problem) {
-        let splits = cut.splits().len();
-        for split in 0..splits {
-            let mut group = cut.group(problem, at, split);
-            let last = split + 1 == splits;
-            if !last {
-                group.reach = problem.len(group.request);
-            }
-            options.backend.with(Task {
-                group: &group,
-                options,
-                tiles,
-                packed: split > 0,
-                partial: Partial::view(part, d_v),
-                then: Then {
-                    earlier: (split > 0).then(|| Partial::view(earlier, d_v)),
-                    settle: last,
-                    output: last.then(|| output.reborrow()),
-                },
-            })?;
-            mem::swap(&mut part, &mut earlier);
-        }
+        let group = cut.group(problem, at, 0);
+        let mut lse = [0.0; GROUP_ROWS];
+        let write = Write::to(&mut output, &mut lse);
+        decode_group(&cut, &group, options, workspace, write)?;
+        write_lse(&group, &lse, &mut output);
+    }
+    Ok(())
+}
+
+/// Attends the rows of `group` to all keys of its request, one range of the cut after the other. All
+/// was checked.
+pub fn decode_group(
+    cut: &Cut,
+    group: &Group<'_>,
+    options: &Options,
+    workspace: &mut Workspace,
+    write: Write<'_>,
+) -> Result<(), Error> {
+    let d_v = group.problem.shape.d_v;
+    let len = Partial::len(group.rows.len(), d_v);
+    let Workspace { tiles, partials } = workspace;
+    let [mut part, mut earlier] = partials.each_mut().map(|p| &mut p[..len]);
+    let mut write = Some(write);
+    let last = cut.splits().len() - 1;
+    for (split, keys) in cut.splits().enumerate() {
+        let reach = if split == last {
+            keys.end
+        } else {
+            group.problem.len(group.request)
+        };
+        options.backend.with(Task {
+            group: &Group {
+                keys,
+                reach,
+                ..group.clone()
+            },
+            options,
+            tiles,
+            packed: split > 0,
+            partial: Partial::view(part, d_v),
+            then: Then {
+                earlier: (split > 0).then(|| Partial::view(earlier, d_v)),
+                settle: split == last,
+                write: write.take_if(|_| split == last),
+            },
+        })?;
+        mem::swap(&mut part, &mut earlier);
     }
     Ok(())
 }
@@ -439,7 +462,7 @@ fn run_checked(
                 earlier: None,
                 // Whoever combines them doesn't know the backend.
                 settle: true,
-                output: None,
+                write: None,
             },
         })?;
         before = Some(group);
@@ -471,12 +494,14 @@ pub fn combine(
         let group = cut.group(problem, at, 0);
         let own = partials.split_off_mut(..cut.splits().len() * len);
         let own = own.unwrap_or_default();
+        let mut lse = [0.0; GROUP_ROWS];
         for panel in 0..group.panels() {
             let parts = own.chunks_mut(len);
             let parts = parts.map(|memory| Partial::view(memory, d_v).panel(panel));
-            let lse = together(backend, &group, panel, parts, Write::to(&mut output));
-            write_lse(&group, panel, &lse, &mut output);
+            let write = Write::to(&mut output, &mut lse);
+            together(backend, &group, panel, parts, write);
         }
+        write_lse(&group, &lse, &mut output);
     }
     Ok(())
 }

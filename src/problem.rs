@@ -1092,15 +1092,6 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// The same for a while.
-    pub(crate) fn reborrow(&mut self) -> Output<'_> {
-        Output {
-            o: self.o.reborrow(),
-            lse: self.lse,
-            ..*self
-        }
-    }
-
     /// Checks that every element of the results of a problem with these dimensions of
     /// queries has a place of its own.
     ///

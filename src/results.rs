@@ -39,26 +39,38 @@ pub struct End<'a, 'b> {
     pub write: Option<Write<'a>>,
 }
 
-/// Where a panel's rows are written.
+/// Where a group's rows are written.
 pub struct Write<'a> {
-    /// How lse is.
-    pub lse: Lse,
-    /// Strides of the output.
-    pub strides: [usize; 3],
     /// The output from element `from` on.
     pub o: Elements<'a>,
     /// See `o`.
     pub from: usize,
+    /// Strides of the output.
+    pub strides: [usize; 3],
+    /// lse of the rows, one behind the other, panel by panel.
+    pub lse: &'a mut [f32],
+    /// How lse is.
+    pub format: Lse,
 }
 
 impl<'a> Write<'a> {
-    /// The whole output.
-    pub fn to(output: &'a mut Output<'_>) -> Self {
+    /// The whole output, with room for lse of a group's rows.
+    pub fn to(output: &'a mut Output<'_>, lse: &'a mut [f32]) -> Self {
         Self {
-            lse: output.lse_format,
-            strides: output.o_strides,
             o: output.o.reborrow(),
             from: 0,
+            strides: output.o_strides,
+            lse,
+            format: output.lse_format,
+        }
+    }
+
+    /// The same for a while.
+    pub fn reborrow(&mut self) -> Write<'_> {
+        Write {
+            o: self.o.reborrow(),
+            lse: self.lse,
+            ..*self
         }
     }
 }
@@ -67,17 +79,15 @@ impl<'a> Write<'a> {
 struct Rows {
     /// One over the sum of exponentials.
     inverse: [f32; PANEL_ROWS],
-    lse: [f32; PANEL_ROWS],
     /// Where they begin in the output.
     start: [usize; PANEL_ROWS],
 }
 
 impl Visitor for End<'_, '_> {
-    /// lse of the rows that were written.
-    type Output = [f32; PANEL_ROWS];
+    type Output = ();
 
     /// A strip at a time, while it is in L1.
-    fn visit<I: Isa>(mut self, isa: I) -> Self::Output {
+    fn visit<I: Isa>(mut self, isa: I) {
         let len = self.group.panel_rows(self.panel);
         let mut moves = [[Increment::NONE; 2]; PANEL_ROWS];
         if let Some(earlier) = self.earlier {
@@ -85,8 +95,8 @@ impl Visitor for End<'_, '_> {
                 *moves = meet(earlier, self.part, r);
             }
         }
-        let write = self.write.take();
-        let rows = write.as_ref().map(|write| self.rows(write));
+        let mut write = self.write.take();
+        let rows = write.as_mut().map(|write| self.rows(write));
         let call = Close {
             rows: len,
             factor: self.factor,
@@ -105,15 +115,14 @@ impl Visitor for End<'_, '_> {
                 None => isa.close(&call, earlier, o, |_, _| {}),
             }
         }
-        rows.map_or([0.0; PANEL_ROWS], |rows| rows.lse)
     }
 }
 
 impl End<'_, '_> {
-    fn rows(&self, write: &Write<'_>) -> Rows {
+    /// Writes their lse.
+    fn rows(&self, write: &mut Write<'_>) -> Rows {
         let mut rows = Rows {
             inverse: [0.0; PANEL_ROWS],
-            lse: [0.0; PANEL_ROWS],
             start: [0; PANEL_ROWS],
         };
         let problem = self.group.problem;
@@ -130,10 +139,10 @@ impl End<'_, '_> {
                 Some(sink) if !empty => with_sink(inverse, log2, sink[h]),
                 _ => inverse,
             };
-            rows.lse[r] = if empty {
-                write.lse.empty.value()
+            write.lse[self.panel * PANEL_ROWS + r] = if empty {
+                write.format.empty.value()
             } else {
-                lse(log2, write.lse.base)
+                lse(log2, write.format.base)
             };
             rows.start[r] = self.group.start(j, h, write.strides);
         }
@@ -141,21 +150,19 @@ impl End<'_, '_> {
     }
 }
 
-/// Puts the results of a panel over one range of keys after the other together, and writes its O. Returns
-/// lse of its rows.
+/// Puts the results of a panel over one range of keys after the other together, and writes them.
 pub fn together<'b>(
     backend: Backend,
     group: &Group<'_>,
     panel: usize,
     mut parts: impl Iterator<Item = Partial<'b>>,
     write: Write<'_>,
-) -> [f32; PANEL_ROWS] {
+) {
     let mut write = Some(write);
     let (mut earlier, mut next) = (None, parts.next());
-    let mut lse = [0.0; PANEL_ROWS];
     while let Some(mut part) = next {
         next = parts.next();
-        lse = backend.with(End {
+        backend.with(End {
             group,
             panel,
             part: &mut part,
@@ -166,19 +173,13 @@ pub fn together<'b>(
         });
         earlier = Some(part);
     }
-    lse
 }
 
-/// Writes lse of a panel's rows.
-pub fn write_lse(
-    group: &Group<'_>,
-    panel: usize,
-    lse: &[f32; PANEL_ROWS],
-    output: &mut Output<'_>,
-) {
+/// Writes lse of a group's rows, which [`Write`] had one behind the other, to where it belongs.
+pub fn write_lse(group: &Group<'_>, lse: &[f32], output: &mut Output<'_>) {
     let [s0, s1, s2] = output.lse_strides;
-    for (r, lse) in lse[..group.panel_rows(panel)].iter().enumerate() {
-        let (j, h) = group.position(panel * PANEL_ROWS + r);
+    for (r, lse) in lse[..group.rows.len()].iter().enumerate() {
+        let (j, h) = group.position(r);
         // Heads before positions.
         output.lse[group.start(j, h, [s0, s2, s1])] = *lse;
     }

@@ -16,32 +16,37 @@ fn ragged() -> Case {
     case
 }
 
+/// Ragged requests, rows enough for three threads (the last of them few), and too few for two.
 #[test]
 fn any_number_of_threads() {
-    let case = ragged();
-    let options = Options::default();
-    let (want_o, want_lse) = case.run(&options);
-    let problem = case.problem();
-    let plan = Plan::new(&problem).unwrap();
-    for threads in [1, 2, 3, 7] {
-        let pool = ThreadPoolBuilder::new().num_threads(threads).build();
-        let mut workspaces: Vec<Box<Workspace>> = (0..threads).map(|_| workspace()).collect();
-        let mut partials = vec![f32::NAN; plan.tasks() * plan.partial_len()];
-        let (mut o, mut lse) = (vec![0.0; want_o.len()], vec![0.0; want_lse.len()]);
-        let output = Output::dense(case.shape, Elements::F32(&mut o), &mut lse);
-        pool.unwrap()
-            .install(|| {
-                decode_on_rayon(
-                    &problem,
-                    &options,
-                    &plan,
-                    &mut workspaces,
-                    &mut partials,
-                    output,
-                )
-            })
-            .unwrap();
-        assert!(o == want_o && lse == want_lse, "{threads} threads");
+    let mut rows = Case::new(1, 2, 1100, 70, (64, 64));
+    rows.causal = true;
+    let keys = Case::new(1, 1, 9000, 5, (64, 64));
+    for case in [ragged(), rows, keys] {
+        let options = Options::default();
+        let (want_o, want_lse) = case.run(&options);
+        let problem = case.problem();
+        let plan = Plan::new(&problem).unwrap();
+        for threads in [1, 2, 3, 7] {
+            let pool = ThreadPoolBuilder::new().num_threads(threads).build();
+            let mut workspaces: Vec<Box<Workspace>> = (0..threads).map(|_| workspace()).collect();
+            let mut partials = vec![f32::NAN; plan.tasks() * plan.partial_len()];
+            let (mut o, mut lse) = (vec![0.0; want_o.len()], vec![0.0; want_lse.len()]);
+            let output = Output::dense(case.shape, Elements::F32(&mut o), &mut lse);
+            pool.unwrap()
+                .install(|| {
+                    decode_on_rayon(
+                        &problem,
+                        &options,
+                        &plan,
+                        &mut workspaces,
+                        &mut partials,
+                        output,
+                    )
+                })
+                .unwrap();
+            assert!(o == want_o && lse == want_lse, "{threads} threads");
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::hint::black_box;
 use std::slice;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use amla::{Elements, Error, Options, Output, Plan, Problem, Shape, Workspace, decode_on_rayon};
@@ -15,7 +16,7 @@ pub struct Engine {
     /// What the next run uses.
     pub options: Options,
     /// Absent when the caller's thread does everything.
-    pool: Option<ThreadPool>,
+    pool: Option<Arc<ThreadPool>>,
     workspaces: Vec<Box<Workspace>>,
     partials: Vec<f32>,
 }
@@ -47,7 +48,7 @@ impl Engine {
             .transpose()?;
         Ok(Self {
             options,
-            pool,
+            pool: pool.map(Arc::new),
             workspaces: (0..threads.max(1))
                 .map(|_| bytemuck::zeroed_box())
                 .collect(),
@@ -109,13 +110,21 @@ impl Engine {
         let mut o = vec![0.0; rows * shape.d_v];
         let mut lse = vec![0.0; rows];
         let mut turns = problems.iter().cycle();
+        // From within the pool, as layers are computed one after the other.
+        let pool = self.pool.clone();
         let mut kernel = |engine: &mut Self, runs: u32| {
-            let start = Instant::now();
-            for problem in turns.by_ref().take(runs as usize) {
-                let output = Output::dense(shape, Elements::F32(&mut o), &mut lse);
-                engine.run(problem, output)?;
+            let mut sample = || {
+                let start = Instant::now();
+                for problem in turns.by_ref().take(runs as usize) {
+                    let output = Output::dense(shape, Elements::F32(&mut o), &mut lse);
+                    engine.run(problem, output)?;
+                }
+                Ok(start.elapsed().as_secs_f64() / f64::from(runs))
+            };
+            match &pool {
+                Some(pool) => pool.install(sample),
+                None => sample(),
             }
-            Ok(start.elapsed().as_secs_f64() / f64::from(runs))
         };
 
         // The first run is slower: it touches new memory. A sample lasts long enough
