@@ -8,40 +8,48 @@ use super::simd::Simd;
 pub const LINE: usize = 64 / size_of::<bf16>();
 
 /// Rows on their way from memory: asked for line by line in the order that they
-/// lie there, so that the processor's own prefetcher joins in.
+/// lie there, so that the processor's own prefetcher joins in, and as evenly as can be: a
+/// processor that is asked for more than memory has to give drops what is too much.
 pub struct Ahead<'a> {
     rows: core::slice::Iter<'a, &'a [bf16]>,
     line: *const bf16,
     /// Lines of the row that are left.
+    left: usize,
+    /// Lines altogether, asked for in so many steps.
     lines: usize,
-    per_step: usize,
+    steps: usize,
+    /// Steps' lines that are due, times `steps`.
+    due: usize,
 }
 
 impl<'a> Ahead<'a> {
     /// All lines of `rows`, spread over `steps` steps.
     #[inline(always)]
     pub fn of(rows: &'a [&'a [bf16]], steps: usize) -> Self {
-        let lines = rows.len() * rows.first().map_or(0, |row| row.len() / LINE);
         Self {
             rows: rows.iter(),
             line: core::ptr::null(),
-            lines: 0,
-            per_step: lines.div_ceil(steps.max(1)),
+            left: 0,
+            lines: rows.len() * rows.first().map_or(0, |row| row.len() / LINE),
+            steps: steps.max(1),
+            due: 0,
         }
     }
 
     /// Asks for the next lines.
     #[inline(always)]
     pub fn step<S: Simd>(&mut self, simd: S) {
-        for _ in 0..self.per_step {
-            if self.lines == 0 {
+        self.due += self.lines;
+        while self.due >= self.steps {
+            self.due -= self.steps;
+            if self.left == 0 {
                 let Some(row) = self.rows.next() else { return };
                 self.line = row.as_ptr();
-                self.lines = row.len() / LINE;
+                self.left = row.len() / LINE;
             }
-            simd.prefetch::<true>(self.line);
+            simd.prefetch(self.line);
             self.line = self.line.wrapping_add(LINE);
-            self.lines = self.lines.saturating_sub(1);
+            self.left = self.left.saturating_sub(1);
         }
     }
 }

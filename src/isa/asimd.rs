@@ -189,15 +189,11 @@ impl Simd for Neon {
         clippy::pointers_in_nomem_asm_block,
         reason = "nothing is read as far as the program can tell"
     )]
-    fn prefetch<const FAR: bool>(self, at: *const bf16) {
+    fn prefetch(self, at: *const bf16) {
         // SAFETY: a prefetch faults on no address and touches no memory as far as the
         // program can tell.
         unsafe {
-            if FAR {
-                asm!("prfm pldl2keep, [{}]", in(reg) at, options(nomem, nostack, preserves_flags));
-            } else {
-                asm!("prfm pldl1keep, [{}]", in(reg) at, options(nomem, nostack, preserves_flags));
-            }
+            asm!("prfm pldl1keep, [{}]", in(reg) at, options(nomem, nostack, preserves_flags));
         }
     }
 }

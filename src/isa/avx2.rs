@@ -209,15 +209,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn prefetch<const FAR: bool>(self, at: *const bf16) {
+    fn prefetch(self, at: *const bf16) {
         // SAFETY: a prefetch touches no memory as far as the program can tell.
         #[allow(unused_unsafe, reason = "a safe function in newer compilers")]
         unsafe {
-            if FAR {
-                _mm_prefetch::<_MM_HINT_T1>(at.cast());
-            } else {
-                _mm_prefetch::<_MM_HINT_T0>(at.cast());
-            }
+            _mm_prefetch::<_MM_HINT_T0>(at.cast());
         }
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! | kernel | register tile | streams |
 //! |---|---|---|
-//! | C1 | 6 keys x 4 vectors of 16 rows (8 x 3, 12 x 2, 12 x 1 for narrow panels; up to 8 rows: `few`) | Q panel 256 B per feature pair, K by broadcast from the cache itself |
-//! | C2 | 6 rows x 4 vectors of 16 columns (up to 8 rows: `few`) | V strip 256 B per key pair, P by broadcast |
+//! | C1 | 6 keys x 4 vectors of 16 rows (8 x 3, 12 x 2 for narrow panels; up to 28 rows: `few`) | Q panel 256 B per feature pair, K by broadcast from the cache itself |
+//! | C2 | 6 rows x 4 vectors of 16 columns (up to 5 rows: `few`) | V strip 256 B per key pair, P by broadcast |
 //!
 //! Both keep 24 accumulators, so that neither the latency of the dot nor the
 //! load ports limit it: 10 loads per 24 dots. C1 walks the query's width in
@@ -64,7 +64,7 @@ impl Avx512Bf16 {
 
 impl Isa for Avx512Bf16 {
     const DIRECT_ROWS: usize = PANEL_ROWS;
-    const ASKING_ROWS: usize = few::FEW_ROWS;
+    const ASKING_ROWS: usize = few::C1_ROWS;
 
     fn widen(self, row: &Row<'_>, out: &mut [bf16]) {
         // SAFETY: the token proves the features.
@@ -99,12 +99,11 @@ impl Isa for Avx512Bf16 {
         // SAFETY: the token proves the features.
         unsafe {
             match rows {
-                0..=few::FEW_ROWS => {
+                0..=few::C1_ROWS => {
                     few::qk::<D_QK>(self.zmm, q, rows, keys, next, s);
                     None
                 }
-                9..=16 => qk::<D_QK, 12, 1>(self.zmm, q, keys, s),
-                17..=32 => qk::<D_QK, 12, 2>(self.zmm, q, keys, s),
+                29..=32 => qk::<D_QK, 12, 2>(self.zmm, q, keys, s),
                 33..=48 => qk::<D_QK, 8, 3>(self.zmm, q, keys, s),
                 _ => qk::<D_QK, 6, 4>(self.zmm, q, keys, s),
             }
@@ -155,7 +154,7 @@ impl Isa for Avx512Bf16 {
         o: &mut [OStrip],
     ) -> Left {
         let zmm = self.zmm;
-        let all = if call.rows <= few::FEW_ROWS {
+        let all = if call.rows <= few::C2_ROWS {
             // SAFETY: the token proves the features.
             unsafe { few::pv::<D_V>(zmm, call, p, values, next, o) }
         } else {
@@ -206,7 +205,7 @@ impl Round for Avx512Bf16 {
 /// Rows across the lanes, or for few rows one after the other.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn pack_q<const D_QK: usize>(zmm: Zmm, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
-    if rows.len() <= few::FEW_ROWS {
+    if rows.len() <= few::C1_ROWS {
         few::pack_q::<D_QK>(rows, negate, panel);
     } else {
         zmm::pack_q::<D_QK>(zmm, rows, negate, panel);
@@ -326,7 +325,7 @@ impl<const D_QK: usize, const KEYS: usize> KeyTile<'_, D_QK, KEYS> {
     fn ask(&self, element: usize) {
         let column = (self.next_column + element).min(D_QK - 1);
         for key in self.next {
-            self.zmm.prefetch::<false>(&raw const key[column]);
+            self.zmm.prefetch(&raw const key[column]);
         }
     }
 }

@@ -124,8 +124,8 @@ impl<S: Simd> Narrow<S> for Values<'_> {
                 row.add(self.strip * STRIP)
             })
         };
-        simd.prefetch::<false>(ahead);
-        simd.prefetch::<false>(ahead.wrapping_add(LINE));
+        simd.prefetch(ahead);
+        simd.prefetch(ahead.wrapping_add(LINE));
         if k > last {
             return &ZEROS;
         }
@@ -193,7 +193,7 @@ fn tile<
     if let Some(next) = next.first_chunk::<M>() {
         for row in next {
             for v in 0..N {
-                simd.prefetch::<false>((&raw const row[column + v * S::LANES]).cast());
+                simd.prefetch((&raw const row[column + v * S::LANES]).cast());
             }
         }
     }
@@ -361,7 +361,7 @@ fn qk_step<S: Simd, const KEYS: usize, const N: usize, const STEP: usize, const 
             for row in keys.iter().skip(first + KEYS).take(KEYS) {
                 let row = &row[feature..feature + WIDTH];
                 for line in (0..WIDTH).step_by(LINE) {
-                    simd.prefetch::<false>(&raw const row[line]);
+                    simd.prefetch(&raw const row[line]);
                 }
             }
         }

@@ -237,7 +237,7 @@ fn qk(simd: Neon, q: &[Step], rows: usize, keys: &[&[bf16]], scratch: &mut Widen
             }
             for row in keys.iter().skip(first + KEYS).take(KEYS) {
                 for line in features.clone().step_by(LINE) {
-                    simd.prefetch::<false>(&raw const row[line]);
+                    simd.prefetch(&raw const row[line]);
                 }
             }
             for i in 0..M {

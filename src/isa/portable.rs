@@ -169,7 +169,7 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn prefetch<const FAR: bool>(self, _at: *const bf16) {}
+    fn prefetch(self, _at: *const bf16) {}
 }
 
 #[cfg(target_feature = "avx")]

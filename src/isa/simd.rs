@@ -85,7 +85,7 @@ pub trait Simd: Copy {
     /// The sum of each vector's lanes.
     fn sum_lanes(self, x: [Self::F32; 4]) -> [f32; 4];
     /// Asks for the line of memory at an address, which need not be one.
-    fn prefetch<const FAR: bool>(self, at: *const bf16);
+    fn prefetch(self, at: *const bf16);
 
     /// `2^t`; zero below `2^-126`, NaN for NaN.
     #[inline(always)]

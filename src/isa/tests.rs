@@ -218,7 +218,7 @@ fn shapes() -> impl Iterator<Item = (usize, usize)> {
     SHAPES.into_iter().filter(fit)
 }
 
-const SHAPES: [(usize, usize); 17] = [
+const SHAPES: [(usize, usize); 23] = [
     (1, 1),
     (2, 65),
     (3, 2),
@@ -227,8 +227,14 @@ const SHAPES: [(usize, usize); 17] = [
     (6, 64),
     (7, 33),
     (8, Left::TAIL - 1),
+    (9, 40),
+    (10, 7),
+    (11, 3),
+    (13, 41),
     (16, 5),
     (17, 23),
+    (28, 50),
+    (29, 31),
     (33, 97),
     (48, 191),
     (63, 192),

@@ -210,14 +210,10 @@ impl Simd for Zmm {
     }
 
     #[inline(always)]
-    fn prefetch<const FAR: bool>(self, at: *const bf16) {
+    fn prefetch(self, at: *const bf16) {
         // SAFETY: a prefetch touches no memory as far as the program can tell.
         unsafe {
-            if FAR {
-                _mm_prefetch::<_MM_HINT_T1>(at.cast());
-            } else {
-                _mm_prefetch::<_MM_HINT_T0>(at.cast());
-            }
+            _mm_prefetch::<_MM_HINT_T0>(at.cast());
         }
     }
 
@@ -249,7 +245,7 @@ pub fn pack_q<const D_QK: usize>(zmm: Zmm, rows: &[&[bf16]], negate: bool, panel
     let sign = _mm512_set1_epi32(if negate { 0x8000_8000_u32 } else { 0 }.cast_signed());
     for start in (0..LEAD.min(D_QK)).step_by(LINE) {
         for row in rows {
-            zmm.prefetch::<false>(&raw const row[start]);
+            zmm.prefetch(&raw const row[start]);
         }
     }
     for first in (0..D_QK / 2).step_by(LANES) {
@@ -257,7 +253,7 @@ pub fn pack_q<const D_QK: usize>(zmm: Zmm, rows: &[&[bf16]], negate: bool, panel
             let mut block = [_mm512_setzero_si512(); LANES];
             for (out, row) in block.iter_mut().zip(rows) {
                 *out = _mm512_xor_si512(load_row(&row[2 * first..]), sign);
-                zmm.prefetch::<false>(&raw const row[(2 * first + LEAD).min(D_QK - 1)]);
+                zmm.prefetch(&raw const row[(2 * first + LEAD).min(D_QK - 1)]);
             }
             transpose(&mut block);
             for (out, column) in panel.0[first..].iter_mut().zip(block) {

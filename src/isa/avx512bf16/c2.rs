@@ -8,8 +8,18 @@ use crate::isa::ahead::Ahead;
 
 /// Vectors across a strip's columns.
 const VECTORS: usize = STRIP / LANES;
-/// Rows of a register tile.
+/// Rows of a register tile, at most.
 const TILE_ROWS: usize = 6;
+
+/// Rows of the next tile where so many are left: the last two are alike.
+const fn tile_rows(left: usize) -> usize {
+    match left {
+        0..=TILE_ROWS => left,
+        7 | 8 => 4,
+        9 | 10 => 5,
+        _ => TILE_ROWS,
+    }
+}
 
 /// A register tile's part of O.
 type Acc<const ROWS: usize> = [[__m512; VECTORS]; ROWS];
@@ -120,7 +130,7 @@ impl<'a> C2<'a> {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     fn strip(&self, v: &[[u32; STRIP]], mut row: usize, o: &mut OStrip) {
         while row < self.rows {
-            row += match self.rows - row {
+            row += match tile_rows(self.rows - row) {
                 1 => self.tile::<1>(v, row, o),
                 2 => self.tile::<2>(v, row, o),
                 3 => self.tile::<3>(v, row, o),

@@ -1,10 +1,10 @@
-//! C1 and C2 for up to [`FEW_ROWS`] rows, where memory limits as much as the dots
+//! C1 and C2 for few rows, where memory limits as much as the dots
 //! do: nothing is packed but Q, and meanwhile memory is asked for rows to come.
 //!
 //! | kernel | register tile | streams |
 //! |---|---|---|
-//! | C1 | 8 keys x 1 or 2 rows, 6 x 3 or 4, 4 x 5 or 6, 3 x 7 or 8, one vector each | Q row-major, K from the cache itself |
-//! | C2 | 1 row x 16 vectors of 16 columns, 2 or 3 x 8, 4 to 6 x 4 (7 and 8 in two) | V from the cache itself, P by broadcast |
+//! | C1 | 8 keys x 1 or 2 rows, 6 x 3, 4 x 4 to 6 for more, tile by tile over the same keys | Q row-major, K from the cache itself |
+//! | C2 | 1 row x 16 vectors of 16 columns, 2 or 3 x 8, 4 or 5 x 4 | V from the cache itself, P by broadcast |
 //!
 //! C1 has features in the lanes: a score is a sum over 16 lanes in the end, which
 //! costs two shuffles, where rows or keys in the lanes would leave lanes idle or
@@ -14,8 +14,11 @@
 use super::*;
 use crate::isa::ahead::Ahead;
 
-/// Up to so many rows these kernels beat those for panels.
-pub(super) const FEW_ROWS: usize = 8;
+/// Up to so many rows C1 here beats that for panels, whose tiles take a load for every dot with one vector of
+/// rows, and idle lanes otherwise. With more Q leaves L1d.
+pub(super) const C1_ROWS: usize = 28;
+/// Up to so many rows C2 here beats that for panels.
+pub(super) const C2_ROWS: usize = 5;
 
 /// Dots of one query row.
 const fn vectors(d_qk: usize) -> usize {
@@ -34,7 +37,7 @@ pub(super) fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &
     }
 }
 
-/// C1 of up to [`FEW_ROWS`] rows.
+/// C1 of up to [`C1_ROWS`] rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(super) fn qk<const D_QK: usize>(
     zmm: Zmm,
@@ -45,49 +48,111 @@ pub(super) fn qk<const D_QK: usize>(
     s: &mut STile,
 ) {
     match rows {
-        0 | 1 => qk_rows::<D_QK, 1, 8>(zmm, q, keys, next, s),
-        2 => qk_rows::<D_QK, 2, 8>(zmm, q, keys, next, s),
-        3 => qk_rows::<D_QK, 3, 6>(zmm, q, keys, next, s),
-        4 => qk_rows::<D_QK, 4, 6>(zmm, q, keys, next, s),
-        5 => qk_rows::<D_QK, 5, 4>(zmm, q, keys, next, s),
-        6 => qk_rows::<D_QK, 6, 4>(zmm, q, keys, next, s),
-        7 => qk_rows::<D_QK, 7, 3>(zmm, q, keys, next, s),
-        _ => qk_rows::<D_QK, 8, 3>(zmm, q, keys, next, s),
+        0 | 1 => qk_groups::<D_QK, 8>(zmm, q, 1, keys, next, s),
+        2 => qk_groups::<D_QK, 8>(zmm, q, 2, keys, next, s),
+        3 => qk_groups::<D_QK, 6>(zmm, q, 3, keys, next, s),
+        _ => qk_groups::<D_QK, 4>(zmm, q, rows, keys, next, s),
     }
 }
 
+/// All rows over a group of keys, then over the next.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn qk_rows<const D_QK: usize, const ROWS: usize, const KEYS: usize>(
+fn qk_groups<const D_QK: usize, const KEYS: usize>(
     zmm: Zmm,
     q: &QPanel,
+    rows: usize,
     keys: &Rows<'_>,
     next: &[&[bf16]],
     s: &mut STile,
 ) {
     let keys = keys.as_slice();
-    let steps = keys.len().div_ceil(KEYS) * vectors(D_QK);
-    let mut ahead = Ahead::of(next, steps);
-    let (q, _) = q.0.as_flattened().as_chunks();
-    let q: [&[[u32; LANES]]; ROWS] =
-        core::array::from_fn(|r| &q[r * vectors(D_QK)..][..vectors(D_QK)]);
-    for (group, s) in s.0.chunks_mut(KEYS).enumerate() {
-        let first = group * KEYS;
-        if first >= keys.len() {
-            break;
-        }
+    let groups = keys.len().div_ceil(KEYS);
+    // As many tiles as `KeyTile::next` makes of the rows.
+    let tiles = ((rows + 1) / 4).max(1);
+    let mut ahead = Ahead::of(next, groups * tiles * vectors(D_QK));
+    let q = q.0.as_flattened();
+    for (group, s) in s.0.as_chunks_mut().0[..groups].iter_mut().enumerate() {
         // A group at the end repeats its last key; nobody reads the copies.
-        let rows: [&[bf16; D_QK]; KEYS] = core::array::from_fn(|i| {
-            let row = keys[(first + i).min(keys.len() - 1)];
+        let keys = core::array::from_fn(|i| {
+            let row = keys[(group * KEYS + i).min(keys.len() - 1)];
             &row.as_chunks().0[0]
         });
+        let tile = KeyTile::<D_QK, KEYS> { zmm, keys };
+        let mut row = 0;
+        while row < rows {
+            // Most calls ask for nothing, and don't pay for it.
+            row += if next.is_empty() {
+                tile.next::<false>(q, rows, row, &mut ahead, s)
+            } else {
+                tile.next::<true>(q, rows, row, &mut ahead, s)
+            };
+        }
+    }
+}
+
+/// A group of keys.
+struct KeyTile<'a, const D_QK: usize, const KEYS: usize> {
+    zmm: Zmm,
+    keys: [&'a [bf16; D_QK]; KEYS],
+}
+
+impl<const D_QK: usize, const KEYS: usize> KeyTile<'_, D_QK, KEYS> {
+    /// The next rows of `rows`: from `row` on, as many as one tile has. Returns their number.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    fn next<const ASK: bool>(
+        &self,
+        q: &[u32],
+        rows: usize,
+        row: usize,
+        ahead: &mut Ahead<'_>,
+        s: &mut [[f32; PANEL_ROWS]; KEYS],
+    ) -> usize {
+        let left = rows - row;
+        match left {
+            1 => self.qk::<1, ASK>(q, row, ahead, s),
+            2 => self.qk::<2, ASK>(q, row, ahead, s),
+            3 => self.qk::<3, ASK>(q, row, ahead, s),
+            6 => self.qk::<6, ASK>(q, row, ahead, s),
+            _ if matches!(left % 4, 1 | 2) => self.qk::<5, ASK>(q, row, ahead, s),
+            _ => self.qk::<4, ASK>(q, row, ahead, s),
+        }
+    }
+
+    /// Scores of the `ROWS` rows from `row` on. Returns `ROWS`.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    fn qk<const ROWS: usize, const ASK: bool>(
+        &self,
+        q: &[u32],
+        row: usize,
+        ahead: &mut Ahead<'_>,
+        s: &mut [[f32; PANEL_ROWS]; KEYS],
+    ) -> usize {
+        let q = &q[row * D_QK / 2..][..ROWS * D_QK / 2];
+        let keys: [&[bf16; D_QK]; KEYS] = self.keys;
         let mut acc = [[_mm512_setzero_ps(); ROWS]; KEYS];
         for v in 0..vectors(D_QK) {
-            ahead.step(zmm);
-            let q: [__m512bh; ROWS] = core::array::from_fn(|r| load_pairs(&q[r][v]));
-            for (acc, row) in acc.iter_mut().zip(rows) {
-                let k = as_pairs(load_row(&row[v * 2 * LANES..]));
-                for (acc, q) in acc.iter_mut().zip(q) {
-                    *acc = _mm512_dpbf16_ps(*acc, q, k);
+            if ASK {
+                ahead.step(self.zmm);
+            }
+            let mut pairs = [as_pairs(_mm512_setzero_si512()); ROWS];
+            for r in 0..ROWS {
+                // SAFETY: q has the D_QK / 2 pairs of ROWS rows, by the slicing above, and v is one of
+                // the vectors that those of a row fill; no alignment needed.
+                pairs[r] = as_pairs(unsafe {
+                    _mm512_loadu_si512(q.as_ptr().add(r * D_QK / 2 + v * LANES).cast())
+                });
+            }
+            for i in 0..KEYS {
+                // SAFETY: the key has D_QK elements, and v is one of the vectors they fill; no alignment
+                // needed.
+                let k = as_pairs(unsafe {
+                    _mm512_loadu_si512(keys[i].as_ptr().add(v * 2 * LANES).cast())
+                });
+                for r in 0..ROWS {
+                    acc[i][r] = _mm512_dpbf16_ps(acc[i][r], pairs[r], k);
                 }
             }
         }
@@ -95,18 +160,19 @@ fn qk_rows<const D_QK: usize, const ROWS: usize, const KEYS: usize>(
         for (acc, sums) in acc.as_flattened().chunks(4).zip(sums.as_chunks_mut().0) {
             let zero = _mm512_setzero_ps();
             let acc = core::array::from_fn(|i| acc.get(i).copied().unwrap_or(zero));
-            *sums = zmm.sum_lanes(acc);
+            *sums = self.zmm.sum_lanes(acc);
         }
         for (sums, s) in sums.chunks(ROWS).zip(s) {
-            s[..ROWS].copy_from_slice(sums);
+            s[row..row + ROWS].copy_from_slice(sums);
         }
+        ROWS
     }
 }
 
 /// Columns that two vectors of O hold: those of one vector of V.
 const PIECE: usize = 2 * LANES;
 
-/// C2 of up to [`FEW_ROWS`] rows: [`Isa::pv_direct`].
+/// C2 of up to [`C2_ROWS`] rows: [`Isa::pv_direct`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(super) fn pv<const D_V: usize>(
     zmm: Zmm,
@@ -124,18 +190,15 @@ pub(super) fn pv<const D_V: usize>(
     };
     // As many pieces as there are registers for, and columns.
     match call.rows {
-        0 | 1 if D_V.is_multiple_of(8 * PIECE) => pv_rows::<1, 0, 8>(&c2, next, D_V, o),
-        0 | 1 if D_V.is_multiple_of(4 * PIECE) => pv_rows::<1, 0, 4>(&c2, next, D_V, o),
-        2 if D_V.is_multiple_of(4 * PIECE) => pv_rows::<2, 0, 4>(&c2, next, D_V, o),
-        3 if D_V.is_multiple_of(4 * PIECE) => pv_rows::<3, 0, 4>(&c2, next, D_V, o),
-        0 | 1 => pv_rows::<1, 0, 2>(&c2, next, D_V, o),
-        2 => pv_rows::<2, 0, 2>(&c2, next, D_V, o),
-        3 => pv_rows::<3, 0, 2>(&c2, next, D_V, o),
-        4 => pv_rows::<4, 0, 2>(&c2, next, D_V, o),
-        5 => pv_rows::<5, 0, 2>(&c2, next, D_V, o),
-        6 => pv_rows::<6, 0, 2>(&c2, next, D_V, o),
-        7 => pv_rows::<4, 3, 2>(&c2, next, D_V, o),
-        _ => pv_rows::<4, 4, 2>(&c2, next, D_V, o),
+        0 | 1 if D_V.is_multiple_of(8 * PIECE) => pv_rows::<1, 8>(&c2, next, D_V, o),
+        0 | 1 if D_V.is_multiple_of(4 * PIECE) => pv_rows::<1, 4>(&c2, next, D_V, o),
+        2 if D_V.is_multiple_of(4 * PIECE) => pv_rows::<2, 4>(&c2, next, D_V, o),
+        3 if D_V.is_multiple_of(4 * PIECE) => pv_rows::<3, 4>(&c2, next, D_V, o),
+        0 | 1 => pv_rows::<1, 2>(&c2, next, D_V, o),
+        2 => pv_rows::<2, 2>(&c2, next, D_V, o),
+        3 => pv_rows::<3, 2>(&c2, next, D_V, o),
+        4 => pv_rows::<4, 2>(&c2, next, D_V, o),
+        _ => pv_rows::<5, 2>(&c2, next, D_V, o),
     }
 }
 
@@ -147,9 +210,9 @@ struct Few<'a> {
     values: &'a [&'a [bf16]],
 }
 
-/// `FIRST` rows and then `THEN` more, `PIECES` pieces at a time.
+/// `ROWS` rows, `PIECES` pieces at a time.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn pv_rows<const FIRST: usize, const THEN: usize, const PIECES: usize>(
+fn pv_rows<const ROWS: usize, const PIECES: usize>(
     c2: &Few<'_>,
     next: &[&[bf16]],
     d_v: usize,
@@ -161,25 +224,21 @@ fn pv_rows<const FIRST: usize, const THEN: usize, const PIECES: usize>(
     let mut left = 0;
     for (visit, o) in o[..d_v / STRIP].chunks_mut(strips).enumerate() {
         // A V that isn't finite makes every row's O so, since 0 times it is NaN.
-        if pv_tile::<FIRST, PIECES>(c2, ahead, visit, 0, true, o) {
-            pv_tile::<THEN, PIECES>(c2, ahead, visit, FIRST, false, o);
-        } else {
+        if !pv_tile::<ROWS, PIECES>(c2, ahead, visit, o) {
             left |= ((1 << strips) - 1) << (visit * strips);
         }
     }
     left
 }
 
-/// `ROWS` rows from `row` on, of the visit's columns. If `check`, O is left as it
-/// was and the result is `false` where it would not be finite.
+/// All rows of the visit's columns. O is left as it was and the result is `false` where it would not
+/// be finite.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn pv_tile<const ROWS: usize, const PIECES: usize>(
     c2: &Few<'_>,
     ahead: &mut Ahead<'_>,
     visit: usize,
-    row: usize,
-    check: bool,
     o: &mut [OStrip],
 ) -> bool {
     // Where V's halves of 128 bits interleave, four columns of the first vector of
@@ -189,9 +248,9 @@ fn pv_tile<const ROWS: usize, const PIECES: usize>(
     let mut acc: Acc<ROWS, PIECES> = [[[_mm512_setzero_ps(); 2]; PIECES]; ROWS];
     if let Some(increment) = c2.call.increment {
         for (r, acc) in acc.iter_mut().enumerate() {
-            let increment = increment[row + r];
+            let increment = increment[r];
             for (i, acc) in acc.iter_mut().enumerate() {
-                let piece = &o[i * PIECE / STRIP][row + r].as_chunks().0[i % 2 * 2..];
+                let piece = &o[i * PIECE / STRIP][r].as_chunks().0[i % 2 * 2..];
                 let [a, b] = [load(&piece[0]), load(&piece[1])];
                 *acc = [
                     _mm512_permutex2var_ps(a, low, b),
@@ -207,25 +266,23 @@ fn pv_tile<const ROWS: usize, const PIECES: usize>(
         }
     }
     let column = visit * PIECES * PIECE;
-    acc = accumulate(c2, &c2.p.high, column, row, &acc, ahead);
+    acc = accumulate(c2, &c2.p.high, column, &acc, ahead);
     match c2.call.precision {
-        Precision::Bf16 => add_residuals(c2, column, row, &mut acc),
-        Precision::Bf16x2 => acc = accumulate(c2, &c2.p.low, column, row, &acc, ahead),
+        Precision::Bf16 => add_residuals(c2, column, &mut acc),
+        Precision::Bf16x2 => acc = accumulate(c2, &c2.p.low, column, &acc, ahead),
     }
-    if check {
-        let mut wrong = 0;
-        for &acc in acc.as_flattened().as_flattened() {
-            wrong |= _mm512_fpclass_ps_mask::<NOT_FINITE>(acc);
-        }
-        if wrong != 0 {
-            return false;
-        }
+    let mut wrong = 0;
+    for &acc in acc.as_flattened().as_flattened() {
+        wrong |= _mm512_fpclass_ps_mask::<NOT_FINITE>(acc);
+    }
+    if wrong != 0 {
+        return false;
     }
     let first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     let second = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
     for (r, acc) in acc.iter().enumerate() {
         for (i, &[a, b]) in acc.iter().enumerate() {
-            let piece = &mut o[i * PIECE / STRIP][row + r].as_chunks_mut().0[i % 2 * 2..];
+            let piece = &mut o[i * PIECE / STRIP][r].as_chunks_mut().0[i % 2 * 2..];
             store(&mut piece[0], _mm512_permutex2var_ps(a, first, b));
             store(&mut piece[1], _mm512_permutex2var_ps(a, second, b));
         }
@@ -243,20 +300,16 @@ fn accumulate<const ROWS: usize, const PIECES: usize>(
     c2: &Few<'_>,
     p: &PTile,
     column: usize,
-    row: usize,
     acc: &Acc<ROWS, PIECES>,
     ahead: &mut Ahead<'_>,
 ) -> Acc<ROWS, PIECES> {
     // A copy, which registers hold. An argument's memory would be written with every pair.
     let mut acc = *acc;
     let pairs = c2.values.len().div_ceil(2);
-    assert!(row + ROWS <= PANEL_ROWS);
     for (k, p) in p.0[..pairs].iter().enumerate() {
-        if row == 0 {
-            ahead.step(c2.zmm);
-        }
+        ahead.step(c2.zmm);
         let v: [_; PIECES] = interleaved(c2.values, k, column);
-        for (acc, p) in acc.iter_mut().zip(&p[row..row + ROWS]) {
+        for (acc, p) in acc.iter_mut().zip(&p[..ROWS]) {
             let p = as_pairs(_mm512_set1_epi32(p.cast_signed()));
             for (acc, v) in acc.iter_mut().zip(v) {
                 acc[0] = _mm512_dpbf16_ps(acc[0], as_pairs(v[0]), p);
@@ -273,13 +326,12 @@ fn accumulate<const ROWS: usize, const PIECES: usize>(
 fn add_residuals<const ROWS: usize, const PIECES: usize>(
     c2: &Few<'_>,
     column: usize,
-    row: usize,
     acc: &mut Acc<ROWS, PIECES>,
 ) {
     let residuals = &c2.p.residuals;
     for r in 0..ROWS {
-        let v: [_; PIECES] = interleaved(c2.values, residuals.pair[row + r] as usize, column);
-        let p = as_pairs(_mm512_set1_epi32(residuals.p[row + r].cast_signed()));
+        let v: [_; PIECES] = interleaved(c2.values, residuals.pair[r] as usize, column);
+        let p = as_pairs(_mm512_set1_epi32(residuals.p[r].cast_signed()));
         for i in 0..PIECES {
             for half in 0..2 {
                 acc[r][i][half] = _mm512_dpbf16_ps(acc[r][i][half], as_pairs(v[i][half]), p);
