@@ -4,12 +4,14 @@ extern crate std;
 
 use core::borrow::BorrowMut;
 use core::cmp::Reverse;
+use core::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::BinaryHeap;
 use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::vec::Vec;
 
-use ::rayon::current_num_threads;
 use ::rayon::iter::{IntoParallelRefMutIterator, ParallelIterator};
+use ::rayon::{Yield, current_num_threads, yield_now};
 
 use crate::attend::Options;
 use crate::error::{Argument, Error};
@@ -81,24 +83,48 @@ pub fn decode_on_rayon<W: BorrowMut<Workspace> + Send>(
     Ok(())
 }
 
-/// Has each thread that gets a workspace work on one item after the other.
+/// Has each thread that gets a workspace work on one item after the other, and wait for the others' last.
 fn each<W: Send, T: Send>(
     workspaces: &mut [W],
     items: impl Iterator<Item = T> + Send,
     work: impl Fn(&mut W, T) -> Result<(), Error> + Sync,
 ) -> Result<(), Error> {
     let queue = Mutex::new(items);
+    let busy = AtomicUsize::new(0);
     let next = || {
         // Nothing panics while it is held.
         let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
-        queue.next()
+        queue.next().map(|item| (item, Busy::new(&busy)))
     };
     workspaces.par_iter_mut().try_for_each(|workspace| {
-        while let Some(item) = next() {
+        while let Some((item, _busy)) = next() {
             work(workspace, item)?;
+        }
+        // A thread without work falls asleep, and may take longer to wake, when the next call comes, than the
+        // others take to end this one.
+        while busy.load(Ordering::Relaxed) > 0 {
+            if !matches!(yield_now(), Some(Yield::Executed)) {
+                thread::yield_now();
+            }
         }
         Ok(())
     })
+}
+
+/// While it lives, somebody works.
+struct Busy<'a>(&'a AtomicUsize);
+
+impl<'a> Busy<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// What a key costs beside its rows, measured in rows: it is read and its values are packed.
