@@ -90,7 +90,7 @@ impl Cell {
         let m = &self.measured;
         let [q1, q3] = m.quartiles;
         format!(
-            "{:>3} {:>6} {:>11.3} {:>9.1} {:>8.1} {:>7}  {:>5.1}..{:<5.1}{:>9.1} {:>9.1} {:>9}",
+            "{:>3} {:>6} {:>11.3} {:>9.1} {:>8.1} {:>7}  {:>5.1}..{:<5.1}{:>6.1}{:>10.1} {:>9.1} {:>9}",
             self.shape.h_q,
             self.shape.s_q,
             m.seconds * 1e3,
@@ -99,6 +99,7 @@ impl Cell {
             percent(m.utilization),
             q1 * 100.0,
             q3 * 100.0,
+            self.read_gbs,
             self.intensity(),
             self.bound(),
             percent(self.of_bound()),
@@ -143,16 +144,16 @@ impl Cell {
 }
 
 /// The first lines of the table of few heads.
-pub fn few_header(caches: &Caches, read_gbs: f64) -> String {
+pub fn few_header(caches: &Caches) -> String {
     format!(
         "
 Few heads at context 4096. Calls take turns over the KV caches of {} batches, {:.2} GiB together and at
-least twice the last-level cache: keys come from memory. bound = min(peak, reads of {:.1} GB/s x FLOP/byte)
+least twice the last-level cache: keys come from memory. GB/s: plain reads of them before and after each
+row, the mean of both; bound = min(peak, GB/s x FLOP/byte)
 
-h_q    s_q    time, ms   GFLOP/s     peak      FU    quartiles FLOP/byte     bound  of bound",
+h_q    s_q    time, ms   GFLOP/s     peak      FU    quartiles   GB/s FLOP/byte     bound  of bound",
         caches.batches(),
         gib(size_of_val(caches.elements())),
-        read_gbs,
     )
 }
 

@@ -93,7 +93,7 @@ fn run(cli: &Cli) -> Result<(), String> {
 
     let mut few = Vec::new();
     if cli.few {
-        output.line(&cell::few_header(&far, bench.bandwidth.all_threads))?;
+        output.line(&cell::few_header(&far))?;
         for heads in FEW {
             let cell = bench.cell(shape(cli.batch, 1, CONTEXT, heads), "few", &far)?;
             output.cell(&cell, Cell::few_row)?;
@@ -135,19 +135,27 @@ impl Bench {
     fn cell(&mut self, shape: Shape, table: &'static str, caches: &Caches) -> Result<Cell, String> {
         let q = self.inputs.queries(shape);
         let problems = caches.problems(shape, &q);
+        let threads = self.engine.threads();
+        let mut read_gbs = self.bandwidth.all_threads;
         let measured = match problems.as_slice() {
             [problem] => self.engine.measure(problem, flop(shape), self.budget),
-            several => self
-                .engine
-                .measure_in_turn(several, flop(shape), self.budget),
+            several => {
+                let measured = self
+                    .engine
+                    .measure_in_turn(several, flop(shape), self.budget);
+                // Memory is shared with neighbours too: what it gives before and after.
+                self.bandwidth = Bandwidth::measure(caches.elements(), threads);
+                read_gbs = f64::midpoint(read_gbs, self.bandwidth.all_threads);
+                measured
+            }
         }
         .map_err(|e| e.to_string())?;
         Ok(Cell {
             shape,
             table,
             options: self.engine.options,
-            threads: self.engine.threads(),
-            read_gbs: self.bandwidth.all_threads,
+            threads,
+            read_gbs,
             measured,
         })
     }
