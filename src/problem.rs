@@ -507,6 +507,14 @@ impl<'a> Problem<'a> {
         if let (None, Data::Bf16(data)) = (&self.sparse, tensor.data) {
             let [over_outer, over_token, over_head] = tensor.strides;
             let base = head * over_head;
+            if self.pages.is_none() && over_token >= width && !keys.is_empty() {
+                let [outer, token] = self.locate_one(b, keys.start);
+                let first = base + outer * over_outer + token * over_token;
+                for row in data[first..].chunks(over_token).take(keys.len()) {
+                    visit(&row[..width]);
+                }
+                return;
+            }
             for [outer, token] in self.locate(b, keys) {
                 let start = base + outer * over_outer + token * over_token;
                 visit(&data[start..start + width]);
