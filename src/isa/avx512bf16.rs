@@ -4,7 +4,7 @@
 //! | kernel | register tile | streams |
 //! |---|---|---|
 //! | C1 | 6 keys x 4 vectors of 16 rows (8 x 3, 12 x 2 for narrow panels; up to 28 rows: `few`) | Q panel 256 B per feature pair, K by broadcast from the cache itself |
-//! | C2 | 6 rows x 4 vectors of 16 columns (up to 5 rows: `few`) | V strip 256 B per key pair, P by broadcast |
+//! | C2 | 6 rows x 4 vectors of 16 columns (up to 16 rows: `few`) | V strip 256 B per key pair, P by broadcast |
 //!
 //! Both keep 24 accumulators, so that neither the latency of the dot nor the
 //! load ports limit it: 10 loads per 24 dots. C1 walks the query's width in
@@ -39,8 +39,8 @@ use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
 use crate::tile::{
-    BLOCK_KEYS, BLOCK_PAIRS, L0a, L0b, MAX_D_V, OStrip, PANEL_ROWS, PTile, QPanel, Residuals,
-    RowState, STRIP, STile, VBuffer, ascend,
+    BLOCK_KEYS, BLOCK_PAIRS, L0a, L0b, MAX_D_V, OStrip, PANEL_ROWS, QPanel, Residuals, RowState,
+    STRIP, STile, VBuffer, ascend,
 };
 
 /// What `vfpclassps` calls quiet NaN, the infinities and signalling NaN.
@@ -156,7 +156,7 @@ impl Isa for Avx512Bf16 {
         let zmm = self.zmm;
         let all = if call.rows <= few::C2_ROWS {
             // SAFETY: the token proves the features.
-            unsafe { few::pv::<D_V>(zmm, call, p, values, next, o) }
+            unsafe { few::pv::<D_V>(zmm, call, p, values, next, scratch, o) }
         } else {
             let memory: &mut [u32] = bytemuck::cast_slice_mut(scratch[0].0.as_flattened_mut());
             let v = Packed::Strip(memory.as_chunks_mut().0);

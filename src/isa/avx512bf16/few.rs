@@ -4,7 +4,7 @@
 //! | kernel | register tile | streams |
 //! |---|---|---|
 //! | C1 | 8 keys x 1 or 2 rows, 6 x 3, 4 x 4 to 6 for more, tile by tile over the same keys | Q row-major, K from the cache itself |
-//! | C2 | 1 row x 16 vectors of 16 columns, 2 or 3 x 8, 4 or 5 x 4 | V from the cache itself, P by broadcast |
+//! | C2 | 1 to 6 rows x 4 vectors of 16 columns, tile by tile over a strip of V | V from the cache itself, P by broadcast |
 //!
 //! C1 has features in the lanes: a score is a sum over 16 lanes in the end, which
 //! costs two shuffles, where rows or keys in the lanes would leave lanes idle or
@@ -17,8 +17,8 @@ use crate::isa::ahead::Ahead;
 /// Up to so many rows C1 here beats that for panels, whose tiles take a load for every dot with one vector of
 /// rows, and idle lanes otherwise. With more Q leaves L1d.
 pub(super) const C1_ROWS: usize = 28;
-/// Up to so many rows C2 here beats that for panels.
-pub(super) const C2_ROWS: usize = 5;
+/// Up to so many rows C2 here beats that for panels: with more it pays to interleave V once for all tiles.
+pub(super) const C2_ROWS: usize = 16;
 
 /// Dots of one query row.
 const fn vectors(d_qk: usize) -> usize {
@@ -171,6 +171,8 @@ impl<const D_QK: usize, const KEYS: usize> KeyTile<'_, D_QK, KEYS> {
 
 /// Columns that two vectors of O hold: those of one vector of V.
 const PIECE: usize = 2 * LANES;
+/// Pieces of a strip.
+const PIECES: usize = STRIP / PIECE;
 
 /// C2 of up to [`C2_ROWS`] rows: [`Isa::pv_direct`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
@@ -180,195 +182,272 @@ pub(super) fn pv<const D_V: usize>(
     p: &L0a,
     values: &Rows<'_>,
     next: &[&[bf16]],
+    scratch: &mut L0b,
     o: &mut [OStrip],
 ) -> Strips {
-    let c2 = Few {
-        zmm,
-        call,
-        p,
-        values: values.as_slice(),
-    };
-    // As many pieces as there are registers for, and columns.
-    match call.rows {
-        0 | 1 if D_V.is_multiple_of(8 * PIECE) => pv_rows::<1, 8>(&c2, next, D_V, o),
-        0 | 1 if D_V.is_multiple_of(4 * PIECE) => pv_rows::<1, 4>(&c2, next, D_V, o),
-        2 if D_V.is_multiple_of(4 * PIECE) => pv_rows::<2, 4>(&c2, next, D_V, o),
-        3 if D_V.is_multiple_of(4 * PIECE) => pv_rows::<3, 4>(&c2, next, D_V, o),
-        0 | 1 => pv_rows::<1, 2>(&c2, next, D_V, o),
-        2 => pv_rows::<2, 2>(&c2, next, D_V, o),
-        3 => pv_rows::<3, 2>(&c2, next, D_V, o),
-        4 => pv_rows::<4, 2>(&c2, next, D_V, o),
-        _ => pv_rows::<5, 2>(&c2, next, D_V, o),
+    static ZEROS: [bf16; MAX_D_V] = [bf16::ZERO; _];
+    // A pair without a second key has zeros there.
+    let mut rows: [&[bf16; D_V]; BLOCK_KEYS] = [&ZEROS.as_chunks().0[0]; _];
+    for (row, value) in rows.iter_mut().zip(values.as_slice()) {
+        *row = &value.as_chunks().0[0];
     }
-}
-
-/// What all tiles of C2 share.
-struct Few<'a> {
-    zmm: Zmm,
-    call: &'a Pv<'a>,
-    p: &'a L0a,
-    values: &'a [&'a [bf16]],
-}
-
-/// `ROWS` rows, `PIECES` pieces at a time.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn pv_rows<const ROWS: usize, const PIECES: usize>(
-    c2: &Few<'_>,
-    next: &[&[bf16]],
-    d_v: usize,
-    o: &mut [OStrip],
-) -> Strips {
-    let visits = d_v / (PIECES * PIECE);
-    let ahead = &mut Ahead::of(next, visits * c2.values.len().div_ceil(2));
-    let strips = PIECES * PIECE / STRIP;
+    let pairs = call.keys.div_ceil(2);
+    let words: &mut [Words] = bytemuck::cast_slice_mut(scratch[0].0.as_flattened_mut());
+    let (high, rest) = words.split_at_mut(BLOCK_PAIRS);
+    let (low, residuals) = match call.precision {
+        Precision::Bf16 => (&[][..], Some(&p.residuals)),
+        Precision::Bf16x2 => (gather(&p.low.0[..pairs], rest), None),
+    };
+    let c2 = C2 {
+        zmm,
+        high: gather(&p.high.0[..pairs], high),
+        low,
+        residuals,
+        increment: call.increment,
+        values: &rows.as_chunks().0[..pairs],
+    };
+    let mut ahead = Ahead::of(next, D_V / STRIP * pairs);
     let mut left = 0;
-    for (visit, o) in o[..d_v / STRIP].chunks_mut(strips).enumerate() {
-        // A V that isn't finite makes every row's O so, since 0 times it is NaN.
-        if !pv_tile::<ROWS, PIECES>(c2, ahead, visit, o) {
-            left |= ((1 << strips) - 1) << (visit * strips);
+    for (strip, o) in o.iter_mut().enumerate().take(D_V / STRIP) {
+        // A V that isn't finite makes every row's O so, since 0 times it is NaN: the first tile tells.
+        let mut row = c2.next::<true>(&mut ahead, strip, 0, call.rows, o);
+        if row == 0 {
+            left |= 1 << strip;
+            continue;
+        }
+        while row < call.rows {
+            row += c2.next::<false>(&mut ahead, strip, row, call.rows, o);
         }
     }
     left
 }
 
-/// All rows of the visit's columns. O is left as it was and the result is `false` where it would not
-/// be finite.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn pv_tile<const ROWS: usize, const PIECES: usize>(
-    c2: &Few<'_>,
-    ahead: &mut Ahead<'_>,
-    visit: usize,
-    o: &mut [OStrip],
-) -> bool {
-    // Where V's halves of 128 bits interleave, four columns of the first vector of
-    // 16 are followed by those eight further on.
-    let low = _mm512_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
-    let high = _mm512_setr_epi32(4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-    let mut acc: Acc<ROWS, PIECES> = [[[_mm512_setzero_ps(); 2]; PIECES]; ROWS];
-    if let Some(increment) = c2.call.increment {
-        for (r, acc) in acc.iter_mut().enumerate() {
-            let increment = increment[r];
-            for (i, acc) in acc.iter_mut().enumerate() {
-                let piece = &o[i * PIECE / STRIP][r].as_chunks().0[i % 2 * 2..];
-                let [a, b] = [load(&piece[0]), load(&piece[1])];
-                *acc = [
-                    _mm512_permutex2var_ps(a, low, b),
-                    _mm512_permutex2var_ps(a, high, b),
-                ];
-                // Most blocks don't move the reference: nothing to add then.
+/// P of a pair.
+type Words = [u32; WORDS];
+const WORDS: usize = if PANEL_ROWS < C2_ROWS {
+    PANEL_ROWS
+} else {
+    C2_ROWS
+};
+
+/// P of the first rows, close together: those of a panel's pairs are 256 bytes apart, and would share a quarter of L1d's
+/// sets.
+fn gather<'p>(p: &[[u32; PANEL_ROWS]], out: &'p mut [Words]) -> &'p [Words] {
+    let out = &mut out[..p.len()];
+    for (out, p) in out.iter_mut().zip(p) {
+        *out = p.as_chunks().0[0];
+    }
+    out
+}
+
+/// What all tiles of C2 share.
+struct C2<'a, const D_V: usize> {
+    zmm: Zmm,
+    high: &'a [Words],
+    low: &'a [Words],
+    residuals: Option<&'a Residuals>,
+    increment: Option<&'a [i32; PANEL_ROWS]>,
+    values: &'a [[&'a [bf16; D_V]; 2]],
+}
+
+/// The accumulators of a tile: rows x pieces x the two halves of a piece.
+type Acc<const ROWS: usize> = [[[__m512; 2]; PIECES]; ROWS];
+
+impl<const D_V: usize> C2<'_, D_V> {
+    /// The next of `rows` rows, from `row` on. Returns how many; if these are the `FIRST`, 0 where O would not be finite and
+    /// was left as it was.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    fn next<const FIRST: bool>(
+        &self,
+        ahead: &mut Ahead<'_>,
+        strip: usize,
+        row: usize,
+        rows: usize,
+        o: &mut OStrip,
+    ) -> usize {
+        match rows - row {
+            0 | 1 => self.tile::<1, FIRST>(ahead, strip, row, o),
+            2 => self.tile::<2, FIRST>(ahead, strip, row, o),
+            3 => self.tile::<3, FIRST>(ahead, strip, row, o),
+            4 | 7 | 8 => self.tile::<4, FIRST>(ahead, strip, row, o),
+            5 | 9 | 10 => self.tile::<5, FIRST>(ahead, strip, row, o),
+            _ => self.tile::<6, FIRST>(ahead, strip, row, o),
+        }
+    }
+
+    /// `ROWS` rows from `row` on: [`next`](Self::next).
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    fn tile<const ROWS: usize, const FIRST: bool>(
+        &self,
+        ahead: &mut Ahead<'_>,
+        strip: usize,
+        row: usize,
+        o: &mut OStrip,
+    ) -> usize {
+        let o: &mut [[f32; STRIP]; ROWS] = &mut o[row..].as_chunks_mut().0[0];
+        let mut acc: Acc<ROWS> = [[[_mm512_setzero_ps(); 2]; PIECES]; ROWS];
+        if let Some(increment) = self.increment {
+            let increment: &[i32; ROWS] = &increment[row..].as_chunks().0[0];
+            // Most blocks don't move any reference: nothing to add then.
+            if increment.iter().all(|&increment| increment == 0) {
+                read(o, &mut acc);
+            } else {
+                read(&self.moved(o, increment), &mut acc);
+            }
+        }
+        self.accumulate::<ROWS, FIRST>(self.high, ahead, strip, row, &mut acc);
+        match self.residuals {
+            Some(residuals) => self.add_residuals(residuals, strip, row, &mut acc),
+            None => self.accumulate::<ROWS, false>(self.low, ahead, strip, row, &mut acc),
+        }
+        if FIRST && !finite(&acc) {
+            return 0;
+        }
+        write(&acc, o);
+        ROWS
+    }
+
+    /// O rescaled; not in place, as it may have to stay.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    fn moved<const ROWS: usize>(
+        &self,
+        o: &[[f32; STRIP]; ROWS],
+        increment: &[i32; ROWS],
+    ) -> [[f32; STRIP]; ROWS] {
+        let mut moved = *o;
+        for (row, &increment) in moved.iter_mut().zip(increment) {
+            for o in row.as_chunks_mut().0 {
                 if increment != 0 {
-                    for acc in acc {
-                        *acc = c2.zmm.add_increment(*acc, increment);
-                    }
+                    store(o, self.zmm.add_increment(load(o), increment));
+                }
+            }
+        }
+        moved
+    }
+
+    /// `acc[row][column] += sum over pairs of p[pair][row] . v[pair][column]`. If `ASK`, asks for rows to come.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    fn accumulate<const ROWS: usize, const ASK: bool>(
+        &self,
+        p: &[Words],
+        ahead: &mut Ahead<'_>,
+        strip: usize,
+        row: usize,
+        acc: &mut Acc<ROWS>,
+    ) {
+        assert!((strip + 1) * STRIP <= D_V && row + ROWS <= WORDS);
+        for (p, pair) in p.iter().zip(self.values) {
+            if ASK {
+                ahead.step(self.zmm);
+            }
+            // SAFETY: the strip lies within D_V, asserted above.
+            let v = unsafe { interleaved(pair, strip) };
+            for r in 0..ROWS {
+                // SAFETY: row + ROWS <= WORDS, asserted above.
+                let p = unsafe { *p.get_unchecked(row + r) };
+                let p = as_pairs(_mm512_set1_epi32(p.cast_signed()));
+                for i in 0..PIECES {
+                    acc[r][i][0] = _mm512_dpbf16_ps(acc[r][i][0], as_pairs(v[i][0]), p);
+                    acc[r][i][1] = _mm512_dpbf16_ps(acc[r][i][1], as_pairs(v[i][1]), p);
                 }
             }
         }
     }
-    let column = visit * PIECES * PIECE;
-    acc = accumulate(c2, &c2.p.high, column, &acc, ahead);
-    match c2.call.precision {
-        Precision::Bf16 => add_residuals(c2, column, &mut acc),
-        Precision::Bf16x2 => acc = accumulate(c2, &c2.p.low, column, &acc, ahead),
+
+    /// What rounding took from each row's largest P, times that key's value.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    fn add_residuals<const ROWS: usize>(
+        &self,
+        residuals: &Residuals,
+        strip: usize,
+        row: usize,
+        acc: &mut Acc<ROWS>,
+    ) {
+        assert!((strip + 1) * STRIP <= D_V);
+        for r in 0..ROWS {
+            let pair = &self.values[residuals.pair[row + r] as usize];
+            // SAFETY: the strip lies within D_V, asserted above.
+            let v = unsafe { interleaved(pair, strip) };
+            let p = as_pairs(_mm512_set1_epi32(residuals.p[row + r].cast_signed()));
+            for i in 0..PIECES {
+                acc[r][i][0] = _mm512_dpbf16_ps(acc[r][i][0], as_pairs(v[i][0]), p);
+                acc[r][i][1] = _mm512_dpbf16_ps(acc[r][i][1], as_pairs(v[i][1]), p);
+            }
+        }
     }
-    let mut wrong = 0;
-    for &acc in acc.as_flattened().as_flattened() {
-        wrong |= _mm512_fpclass_ps_mask::<NOT_FINITE>(acc);
+}
+
+/// O as V's halves of 128 bits interleave: four columns of the first vector of 16 are followed by those eight further on.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn read<const ROWS: usize>(o: &[[f32; STRIP]; ROWS], acc: &mut Acc<ROWS>) {
+    let low = _mm512_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+    let high = _mm512_setr_epi32(4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    for r in 0..ROWS {
+        for i in 0..PIECES {
+            let o = o[r].as_chunks().0;
+            let [a, b] = [load(&o[2 * i]), load(&o[2 * i + 1])];
+            acc[r][i][0] = _mm512_permutex2var_ps(a, low, b);
+            acc[r][i][1] = _mm512_permutex2var_ps(a, high, b);
+        }
     }
-    if wrong != 0 {
-        return false;
-    }
+}
+
+/// O from how [`read`] left it.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn write<const ROWS: usize>(acc: &Acc<ROWS>, o: &mut [[f32; STRIP]; ROWS]) {
     let first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     let second = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-    for (r, acc) in acc.iter().enumerate() {
-        for (i, &[a, b]) in acc.iter().enumerate() {
-            let piece = &mut o[i * PIECE / STRIP][r].as_chunks_mut().0[i % 2 * 2..];
-            store(&mut piece[0], _mm512_permutex2var_ps(a, first, b));
-            store(&mut piece[1], _mm512_permutex2var_ps(a, second, b));
-        }
-    }
-    true
-}
-
-/// The accumulators of a tile: rows x pieces x the two halves of a piece.
-type Acc<const ROWS: usize, const PIECES: usize> = [[[__m512; 2]; PIECES]; ROWS];
-
-/// `acc[row][column] + sum over pairs of p[pair][row] . v[pair][column]`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn accumulate<const ROWS: usize, const PIECES: usize>(
-    c2: &Few<'_>,
-    p: &PTile,
-    column: usize,
-    acc: &Acc<ROWS, PIECES>,
-    ahead: &mut Ahead<'_>,
-) -> Acc<ROWS, PIECES> {
-    // A copy, which registers hold. An argument's memory would be written with every pair.
-    let mut acc = *acc;
-    let pairs = c2.values.len().div_ceil(2);
-    for (k, p) in p.0[..pairs].iter().enumerate() {
-        ahead.step(c2.zmm);
-        let v: [_; PIECES] = interleaved(c2.values, k, column);
-        for (acc, p) in acc.iter_mut().zip(&p[..ROWS]) {
-            let p = as_pairs(_mm512_set1_epi32(p.cast_signed()));
-            for (acc, v) in acc.iter_mut().zip(v) {
-                acc[0] = _mm512_dpbf16_ps(acc[0], as_pairs(v[0]), p);
-                acc[1] = _mm512_dpbf16_ps(acc[1], as_pairs(v[1]), p);
-            }
-        }
-    }
-    acc
-}
-
-/// What rounding took from each row's largest P, times that key's value.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn add_residuals<const ROWS: usize, const PIECES: usize>(
-    c2: &Few<'_>,
-    column: usize,
-    acc: &mut Acc<ROWS, PIECES>,
-) {
-    let residuals = &c2.p.residuals;
     for r in 0..ROWS {
-        let v: [_; PIECES] = interleaved(c2.values, residuals.pair[r] as usize, column);
-        let p = as_pairs(_mm512_set1_epi32(residuals.p[r].cast_signed()));
         for i in 0..PIECES {
-            for half in 0..2 {
-                acc[r][i][half] = _mm512_dpbf16_ps(acc[r][i][half], as_pairs(v[i][half]), p);
-            }
+            let [a, b] = [acc[r][i][0], acc[r][i][1]];
+            let o = o[r].as_chunks_mut().0;
+            store(&mut o[2 * i], _mm512_permutex2var_ps(a, first, b));
+            store(&mut o[2 * i + 1], _mm512_permutex2var_ps(a, second, b));
         }
     }
 }
 
-/// A pair of values, column by column within halves of 128 bits; zero where there is no second one.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn interleaved<const PIECES: usize>(
-    values: &[&[bf16]],
-    pair: usize,
-    column: usize,
+fn finite<const ROWS: usize>(acc: &Acc<ROWS>) -> bool {
+    let mut wrong = 0;
+    for r in 0..ROWS {
+        for i in 0..PIECES {
+            wrong |= _mm512_fpclass_ps_mask::<NOT_FINITE>(acc[r][i][0]);
+            wrong |= _mm512_fpclass_ps_mask::<NOT_FINITE>(acc[r][i][1]);
+        }
+    }
+    wrong == 0
+}
+
+/// A strip of a pair of values, column by column within halves of 128 bits.
+///
+/// # Safety
+/// The strip lies within the values.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+unsafe fn interleaved<const D_V: usize>(
+    [even, odd]: &[&[bf16; D_V]; 2],
+    strip: usize,
 ) -> [[__m512i; 2]; PIECES] {
-    static ZEROS: [bf16; MAX_D_V] = [bf16::ZERO; _];
-    let columns = column..column + PIECES * PIECE;
-    let even = &values[2 * pair][columns.clone()];
-    let odd = match values.get(2 * pair + 1) {
-        Some(value) => &value[columns],
-        None => &ZEROS[columns],
-    };
     let mut v = [[_mm512_setzero_si512(); 2]; PIECES];
-    for (i, v) in v.iter_mut().enumerate() {
-        // SAFETY: both have the elements of PIECES pieces, by the slicing above; a piece is 64
-        // bytes, and the loads need no alignment.
+    for i in 0..PIECES {
+        let column = strip * STRIP + i * PIECE;
+        // SAFETY: the caller's promise; a piece is 64 bytes, and the loads need no alignment.
         let (even, odd) = unsafe {
             (
-                _mm512_loadu_si512(even.as_ptr().add(i * PIECE).cast()),
-                _mm512_loadu_si512(odd.as_ptr().add(i * PIECE).cast()),
+                _mm512_loadu_si512(even.as_ptr().add(column).cast()),
+                _mm512_loadu_si512(odd.as_ptr().add(column).cast()),
             )
         };
-        *v = [
-            _mm512_unpacklo_epi16(even, odd),
-            _mm512_unpackhi_epi16(even, odd),
-        ];
+        v[i][0] = _mm512_unpacklo_epi16(even, odd);
+        v[i][1] = _mm512_unpackhi_epi16(even, odd);
     }
     v
 }
