@@ -507,6 +507,7 @@ impl<'a> Problem<'a> {
         if let (None, Data::Bf16(data)) = (&self.sparse, tensor.data) {
             let [over_outer, over_token, over_head] = tensor.strides;
             let base = head * over_head;
+            // Chunks, where rows don't overlap.
             if self.pages.is_none() && over_token >= width && !keys.is_empty() {
                 let [outer, token] = self.locate_one(b, keys.start);
                 let first = base + outer * over_outer + token * over_token;

@@ -9,10 +9,10 @@ use crate::isa::ahead::Ahead;
 /// Vectors across a strip's columns.
 const VECTORS: usize = STRIP / LANES;
 /// Rows of a register tile, at most.
-const TILE_ROWS: usize = 6;
+pub(super) const TILE_ROWS: usize = 6;
 
 /// Rows of the next tile where so many are left: the last two are alike.
-const fn tile_rows(left: usize) -> usize {
+pub(super) const fn tile_rows(left: usize) -> usize {
     match left {
         0..=TILE_ROWS => left,
         7 | 8 => 4,
@@ -67,14 +67,9 @@ pub(super) fn pv_packing<const D_V: usize>(
     mut v: Packed<'_>,
     o: &mut [OStrip],
 ) -> Strips {
-    static ZEROS: [bf16; MAX_D_V] = [bf16::ZERO; _];
     let c2 = C2::new(zmm, call, p);
     let pairs = c2.high.len();
-    // A pair without a second key has zeros there.
-    let mut rows: [&[bf16; D_V]; BLOCK_KEYS] = [&ZEROS.as_chunks().0[0]; _];
-    for (row, value) in rows.iter_mut().zip(values.as_slice()) {
-        *row = &value.as_chunks().0[0];
-    }
+    let rows = padded::<D_V>(values);
     let mut ahead = Ahead::of(next, pairs * (D_V / STRIP));
     let mut left = 0;
     for (strip, o) in o.iter_mut().take(D_V / STRIP).enumerate() {
@@ -97,6 +92,16 @@ pub(super) fn pv_packing<const D_V: usize>(
         }
     }
     left
+}
+
+/// Values, and zeros where a pair has no second key.
+pub(super) fn padded<'v, const D_V: usize>(values: &Rows<'v>) -> [&'v [bf16; D_V]; BLOCK_KEYS] {
+    static ZEROS: [bf16; MAX_D_V] = [bf16::ZERO; _];
+    let mut rows: [&[bf16; D_V]; BLOCK_KEYS] = [&ZEROS.as_chunks().0[0]; _];
+    for (row, value) in rows.iter_mut().zip(values.as_slice()) {
+        *row = &value.as_chunks().0[0];
+    }
+    rows
 }
 
 /// What all tiles share.

@@ -11,6 +11,7 @@
 //! cost 72 shuffles per key to transpose it. C2 interleaves two keys by half lanes
 //! of 128 bits on their way into the dot, and O's columns alike.
 
+use super::c2::{TILE_ROWS, padded, tile_rows};
 use super::*;
 use crate::isa::ahead::Ahead;
 
@@ -185,12 +186,7 @@ pub(super) fn pv<const D_V: usize>(
     scratch: &mut L0b,
     o: &mut [OStrip],
 ) -> Strips {
-    static ZEROS: [bf16; MAX_D_V] = [bf16::ZERO; _];
-    // A pair without a second key has zeros there.
-    let mut rows: [&[bf16; D_V]; BLOCK_KEYS] = [&ZEROS.as_chunks().0[0]; _];
-    for (row, value) in rows.iter_mut().zip(values.as_slice()) {
-        *row = &value.as_chunks().0[0];
-    }
+    let rows = padded::<D_V>(values);
     let pairs = call.keys.div_ceil(2);
     let words: &mut [Words] = bytemuck::cast_slice_mut(scratch[0].0.as_flattened_mut());
     let (high, rest) = words.split_at_mut(BLOCK_PAIRS);
@@ -266,13 +262,13 @@ impl<const D_V: usize> C2<'_, D_V> {
         rows: usize,
         o: &mut OStrip,
     ) -> usize {
-        match rows - row {
+        match tile_rows(rows - row) {
             0 | 1 => self.tile::<1, FIRST>(ahead, strip, row, o),
             2 => self.tile::<2, FIRST>(ahead, strip, row, o),
             3 => self.tile::<3, FIRST>(ahead, strip, row, o),
-            4 | 7 | 8 => self.tile::<4, FIRST>(ahead, strip, row, o),
-            5 | 9 | 10 => self.tile::<5, FIRST>(ahead, strip, row, o),
-            _ => self.tile::<6, FIRST>(ahead, strip, row, o),
+            4 => self.tile::<4, FIRST>(ahead, strip, row, o),
+            5 => self.tile::<5, FIRST>(ahead, strip, row, o),
+            _ => self.tile::<TILE_ROWS, FIRST>(ahead, strip, row, o),
         }
     }
 
