@@ -22,6 +22,8 @@
 //!             after the last block: O and l to one sum    then, in `results`: O / l, lse (20)
 //! ```
 //!
+//! With very few rows a backend may go through these stages in steps of its own (`Isa::stream`).
+//!
 //! Deviations from the paper, each argued in `docs/algorithm.md`:
 //!
 //! 1. The integer addition is total: zeros, subnormals, infinities and NaNs are
@@ -50,13 +52,15 @@ use crate::bits::{Increment, add_increment_f32, bf16_widen};
 use crate::error::Error;
 use crate::format::Row;
 use crate::group::{Group, Partial};
-use crate::isa::{Backend, Isa, Left, Mask, Pv, Rows, Softmax, Strips, Visitor, row_tile};
+use crate::isa::{
+    Backend, Isa, Left, Mask, Pv, Rows, STREAM_KEYS, Softmax, Streams, Strips, Visitor, row_tile,
+};
 use crate::problem::{Precision, Rescale};
 use crate::results::{End, Write};
 use crate::schedule::{PRELOAD_COUNT, SCORE_TILES, Stage, preload_by};
 use crate::tile::{
-    BLOCK_KEYS, L0a, L0b, MAX_D_V, OStrip, PANEL_ROWS, PANELS, RowState, RowTile, STRIP, Tiles,
-    VBuffer,
+    BLOCK_KEYS, L0a, L0b, MAX_D_V, OStrip, PANEL_ROWS, PANELS, QPanel, RowState, RowTile, STRIP,
+    Tiles, VBuffer,
 };
 
 /// Up to so many rows memory limits as much as the multipliers do, and keys are
@@ -242,6 +246,16 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
         }
         isa.pack_q::<D_QK>(rows, negate, &mut l1.q[panel]);
     }
+    if group.together <= I::STREAM_ROWS {
+        let (q, state, o) = (&l1.q[0], &mut ub[0], &mut *partial.o);
+        // V isn't packed, and its memory is free.
+        if let Some(memory) = row_tile(&mut l1.v) {
+            stream::<I, D_QK, D_V>(isa, group, options, q, [gm, memory], l0a, state, o);
+            finish(isa, group, options, ub, 0, &mut partial, &mut then);
+            return;
+        }
+    }
+
     if blocks == 0 {
         partial.o.fill([[0.0; STRIP]; PANEL_ROWS]);
     }
@@ -398,6 +412,127 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                 }
             }
         }
+    }
+}
+
+/// The same stages over few rows: a backend goes through a block's keys a few at a time.
+#[expect(clippy::too_many_arguments, reason = "called in one place")]
+fn stream<I: Isa, const D_QK: usize, const D_V: usize>(
+    isa: I,
+    group: &Group<'_>,
+    options: &Options,
+    q: &QPanel,
+    memory: [&mut RowTile; 2],
+    p: &mut L0a,
+    state: &mut RowState,
+    o: &mut [OStrip],
+) {
+    let problem = group.problem;
+    let (request, head) = (group.request, group.head);
+    let [keys_memory, values_memory] = memory;
+    for o in &mut *o {
+        o[..group.rows.len()].fill([0.0; STRIP]);
+    }
+    let as_they_lie = problem.keys_as_they_lie();
+    let mut lying = [const { &[bf16::ZERO; D_QK] }; STREAM_KEYS];
+    // Those of a block that are there already, as the one before asked for them.
+    let mut have = 0;
+    let mut mask = [0; BLOCK_KEYS];
+    for block in 0..group.blocks() {
+        let range = group.block(block);
+        let len = range.len();
+        let mut widened = [const { &[bf16::ZERO; D_QK] }; STREAM_KEYS];
+        let keys = if as_they_lie {
+            let end = group.reach.min(range.start + STREAM_KEYS);
+            let new = range.start + have..end;
+            problem.each_key(request, head, new, |row| put(row, &mut lying, &mut have));
+            repeat_last(have, &mut lying);
+            &lying
+        } else {
+            let parts = group.keys(range.clone());
+            put_together(isa, problem.k_widths(), parts, keys_memory);
+            gather(&keys_memory[..len], &mut widened);
+            &widened
+        };
+        let mut values = [const { &[bf16::ZERO; D_V] }; STREAM_KEYS];
+        if problem.v.is_none() {
+            gather(&keys[..len], &mut values);
+        } else if problem.values_as_they_lie() {
+            let mut n = 0;
+            problem.each_value(request, head, range.clone(), |row| {
+                put(row, &mut values, &mut n)
+            });
+            repeat_last(n, &mut values);
+        } else {
+            for (row, out) in group.values(range.clone()).zip(&mut *values_memory) {
+                isa.widen(&row, &mut out[..D_V]);
+            }
+            gather(&values_memory[..len], &mut values);
+        }
+        let call = Softmax {
+            rows: group.rows.len(),
+            keys: len,
+            scale: problem.log2_scale().abs(),
+            mask: group.mask(0, block, &mut mask),
+            maxima: None,
+            rescale: options.rescale,
+            precision: options.precision,
+        };
+        let streams = Streams {
+            q,
+            keys,
+            values: &values,
+        };
+        let mut from = 0;
+        while from < len {
+            let done = isa.stream(&call, &streams, from, p, state, o);
+            if done.left == Left::NOTHING {
+                break;
+            }
+            from = done.keys.end;
+            let some = range.start + done.keys.start..range.start + done.keys.end;
+            let mut seen = [0; BLOCK_KEYS];
+            if let Some(mask) = call.mask {
+                seen[..some.len()].copy_from_slice(&mask[done.keys]);
+            }
+            let mask = call.mask.map(|_| &seen);
+            let call = Pv {
+                rows: call.rows,
+                keys: some.len(),
+                precision: call.precision,
+                increment: Some(&[0; _]),
+            };
+            pv_non_finite(isa, group, some, &call, p, mask, done.left, o);
+        }
+        lying.copy_within(len.., 0);
+        have = have.saturating_sub(len);
+    }
+}
+
+/// Puts what a row begins with behind the first `n` rows, if there is room.
+fn put<'a, const D: usize>(row: &'a [bf16], rows: &mut [&'a [bf16; D]], n: &mut usize) {
+    if let (Some(row), Some(to)) = (row.first_chunk(), rows.get_mut(*n)) {
+        *to = row;
+        *n += 1;
+    }
+}
+
+/// What rows begin with, and copies of the last.
+fn gather<'a, const D: usize>(
+    rows: &'a [impl AsRef<[bf16]>],
+    out: &mut [&'a [bf16; D]; STREAM_KEYS],
+) {
+    let mut n = 0;
+    for row in rows {
+        put(row.as_ref(), out, &mut n);
+    }
+    repeat_last(n, out);
+}
+
+/// Puts copies of the last of the first `n` rows behind them.
+fn repeat_last<T: Copy>(n: usize, rows: &mut [T]) {
+    if let Some(&last) = rows[..n].last() {
+        rows[n..].fill(last);
     }
 }
 

@@ -25,6 +25,9 @@ pub struct Group<'a> {
     /// Up to which key the same thread will attend next; the end of `keys` if it
     /// doesn't go on.
     pub reach: usize,
+    /// How many rows it is of, if it is some panels of a group: what is chosen by their number doesn't change with who
+    /// computes which.
+    pub together: usize,
 }
 
 impl<'a> Group<'a> {

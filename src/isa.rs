@@ -42,6 +42,8 @@ mod neonbf16;
 #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
 mod zmm;
 
+use core::ops::Range;
+
 use half::bf16;
 
 pub use memory::row_tile;
@@ -174,6 +176,45 @@ impl Left {
     pub const TAIL: usize = BLOCK_KEYS / 2;
 }
 
+/// Keys of a block that [`Isa::stream`] goes through, and of those that it asks memory for meanwhile.
+pub const STREAM_KEYS: usize = BLOCK_KEYS + 40;
+
+/// What [`Isa::stream`] goes through.
+#[cfg_attr(
+    not(all(target_arch = "x86_64", target_feature = "sse2")),
+    allow(dead_code, reason = "for backends of other processors")
+)]
+pub struct Streams<'a, const D_QK: usize, const D_V: usize> {
+    /// The packed queries.
+    pub q: &'a QPanel,
+    /// A block's keys, the rows to come after them, and copies of the last.
+    pub keys: &'a [&'a [bf16; D_QK]; STREAM_KEYS],
+    /// Its values, and copies of the last.
+    pub values: &'a [&'a [bf16; D_V]; STREAM_KEYS],
+}
+
+/// How far [`Isa::stream`] came.
+#[must_use]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Streamed {
+    /// The last keys that it computed, if C2 left something of them: P is theirs then, and O was rescaled.
+    pub keys: Range<usize>,
+    /// What C2 left of those.
+    pub left: Left,
+}
+
+impl Streamed {
+    /// All keys are done.
+    #[cfg_attr(
+        not(all(target_arch = "x86_64", target_feature = "sse2")),
+        allow(dead_code, reason = "for backends of other processors")
+    )]
+    pub const ALL: Self = Self {
+        keys: 0..0,
+        left: Left::NOTHING,
+    };
+}
+
 /// An instruction set's micro-kernels.
 ///
 /// Implementors are capability tokens: holding one proves that the processor
@@ -183,6 +224,8 @@ pub trait Isa: Copy {
     const DIRECT_ROWS: usize = 0;
     /// Up to so many rows [`qk`](Isa::qk) asks for the rows to come.
     const ASKING_ROWS: usize = 0;
+    /// Up to so many rows [`stream`](Isa::stream) beats the stages one by one.
+    const STREAM_ROWS: usize = 0;
 
     /// Writes the first columns of a row as it is stored, rounded to BF16.
     fn widen(self, row: &Row<'_>, out: &mut [bf16]);
@@ -279,6 +322,23 @@ pub trait Isa: Copy {
         _o: &mut [OStrip],
     ) -> Left {
         Left::EVERYTHING
+    }
+
+    /// C1, V1 and C2 of up to [`STREAM_ROWS`](Isa::STREAM_ROWS) rows over the keys of a block from `from` on, a
+    /// few at a time. O is what earlier keys left, zeros at first.
+    fn stream<const D_QK: usize, const D_V: usize>(
+        self,
+        _call: &Softmax<'_>,
+        _block: &Streams<'_, D_QK, D_V>,
+        from: usize,
+        _p: &mut L0a,
+        _state: &mut RowState,
+        _o: &mut [OStrip],
+    ) -> Streamed {
+        Streamed {
+            keys: from..from,
+            left: Left::EVERYTHING,
+        }
     }
 
     /// Puts the columns of the first rows of O in order, where C2 keeps them in another, or

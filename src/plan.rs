@@ -80,11 +80,13 @@ impl Cut {
     ) -> Group<'a> {
         let start = group * self.group_rows;
         let keys = self.splits().nth(split).unwrap_or(0..0);
+        let rows = start..(start + self.group_rows).min(self.rows);
         Group {
             problem,
             request,
             head,
-            rows: start..(start + self.group_rows).min(self.rows),
+            together: rows.len(),
+            rows,
             reach: keys.end,
             keys,
         }

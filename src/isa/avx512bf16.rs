@@ -24,6 +24,7 @@
 
 mod c2;
 mod few;
+mod stream;
 
 use core::arch::x86_64::*;
 
@@ -34,7 +35,7 @@ use super::simd::{self, Simd};
 use super::v1::{self, Pairs, Rounding};
 use super::zmm::widen::{self, Round};
 use super::zmm::{self, LANES, Zmm, load_row, load_words, store_pairs};
-use super::{Close, Isa, Left, Maxima, Pv, Rows, Softmax, Strips, detect};
+use super::{Close, Isa, Left, Maxima, Pv, Rows, Softmax, Streamed, Streams, Strips, detect};
 use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
@@ -65,6 +66,7 @@ impl Avx512Bf16 {
 impl Isa for Avx512Bf16 {
     const DIRECT_ROWS: usize = PANEL_ROWS;
     const ASKING_ROWS: usize = few::C1_ROWS;
+    const STREAM_ROWS: usize = stream::ROWS;
 
     fn widen(self, row: &Row<'_>, out: &mut [bf16]) {
         // SAFETY: the token proves the features.
@@ -164,6 +166,19 @@ impl Isa for Avx512Bf16 {
             unsafe { c2::pv_packing::<D_V>(zmm, call, p, values, next, v, o) }
         };
         Left { all, tail: 0 }
+    }
+
+    fn stream<const D_QK: usize, const D_V: usize>(
+        self,
+        call: &Softmax<'_>,
+        block: &Streams<'_, D_QK, D_V>,
+        from: usize,
+        p: &mut L0a,
+        state: &mut RowState,
+        o: &mut [OStrip],
+    ) -> Streamed {
+        // SAFETY: the token proves the features.
+        unsafe { stream::stream(self.zmm, call, block, from, p, state, o) }
     }
 
     fn rescale(self, xs: &mut [f32], increment: Increment) {

@@ -3,6 +3,8 @@
 
 extern crate std;
 
+mod stream;
+
 #[path = "../../tests/common/precision.rs"]
 mod precision;
 

@@ -289,13 +289,42 @@ impl<S: Simd, K: Keep<S>> Vector<'_, S, K> {
 ///
 /// The difference comes before the product: it is exact for the scores that
 /// matter, so that large ones lose nothing, with or without a fused multiply-add.
-struct Bases {
+pub struct Bases {
     /// The block's largest score, unscaled; 0 where there is none.
-    max: [f32; PANEL_ROWS],
+    pub max: [f32; PANEL_ROWS],
     /// That score less the reference, in log2 units; -inf where there is none.
-    offset: [f32; PANEL_ROWS],
+    pub offset: [f32; PANEL_ROWS],
     /// S16 of the compensated mode; ones in the exact one.
-    factor: [f32; PANEL_ROWS],
+    pub factor: [f32; PANEL_ROWS],
+}
+
+/// [`advance`], which has little to do where no reference moves: in most blocks.
+#[cfg_attr(
+    not(all(target_arch = "x86_64", target_feature = "sse2")),
+    allow(dead_code, reason = "for backends of other processors")
+)]
+#[inline(always)]
+pub fn follow(call: &Softmax<'_>, max: &[f32; PANEL_ROWS], state: &mut RowState) -> Bases {
+    let rows = call.rows;
+    let mut stays = call.rescale == Rescale::Exact;
+    for (max, &reference) in max[..rows].iter().zip(&state.reference) {
+        let scaled = max * call.scale;
+        stays &= scaled > f32::NEG_INFINITY && scaled <= reference;
+    }
+    if !stays {
+        return advance(call, max, state);
+    }
+    state.increment[..rows].fill(0);
+    let mut bases = Bases {
+        max: *max,
+        offset: [f32::NEG_INFINITY; PANEL_ROWS],
+        factor: [1.0; PANEL_ROWS],
+    };
+    let references = max[..rows].iter().zip(&state.reference);
+    for (to, (&max, &reference)) in bases.offset.iter_mut().zip(references) {
+        *to = offset(max, max * call.scale, call.scale, reference);
+    }
+    bases
 }
 
 /// Moves the running reference to the block's maximum and brings the sums along

@@ -25,6 +25,27 @@ impl Zmm {
     pub fn new() -> Option<Self> {
         detect::has_avx512().then_some(Self(()))
     }
+
+    /// The largest of each vector's lanes, none of which may be NaN.
+    #[inline(always)]
+    pub fn max_lanes(self, [a, b, c, d]: [__m512; 4]) -> [f32; 4] {
+        let mut max = [0.0; 4];
+        // SAFETY: the token proves the features; 4 f32 are 16 bytes, and the store needs no
+        // alignment.
+        unsafe {
+            // In the order of `sum_lanes`.
+            let ab = _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+            let cd = _mm512_max_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+            let (ab, cd) = (_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+            let low = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
+            let high = _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
+            let x = _mm512_max_ps(low, high);
+            let x = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps::<1>(x));
+            let x = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+            _mm_storeu_ps(max.as_mut_ptr(), x);
+        }
+        max
+    }
 }
 
 impl Simd for Zmm {

@@ -1,9 +1,10 @@
 //! C1 and C2 for few rows, where memory limits as much as the dots
-//! do: nothing is packed but Q, and meanwhile memory is asked for rows to come.
+//! do: nothing is packed but Q, and meanwhile memory is asked for rows to come. (For the fewest there is `stream.rs`; here
+//! they are a panel's last.)
 //!
 //! | kernel | register tile | streams |
 //! |---|---|---|
-//! | C1 | 8 keys x 1 or 2 rows, 6 x 3, 4 x 4 to 6 for more, tile by tile over the same keys | Q row-major, K from the cache itself |
+//! | C1 | 4 keys x 1 to 6 rows, tile by tile over the same keys | Q row-major, K from the cache itself |
 //! | C2 | 1 to 6 rows x 4 vectors of 16 columns, tile by tile over a strip of V | V from the cache itself, P by broadcast |
 //!
 //! C1 has features in the lanes: a score is a sum over 16 lanes in the end, which
@@ -38,28 +39,12 @@ pub(super) fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &
     }
 }
 
-/// C1 of up to [`C1_ROWS`] rows.
+/// Keys of a group of C1, that the registers hold beside up to 6 rows.
+const KEYS: usize = 4;
+
+/// C1 of up to [`C1_ROWS`] rows: all rows over a group of keys, then over the next.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(super) fn qk<const D_QK: usize>(
-    zmm: Zmm,
-    q: &QPanel,
-    rows: usize,
-    keys: &Rows<'_>,
-    next: &[&[bf16]],
-    s: &mut STile,
-) {
-    match rows {
-        0 | 1 => qk_groups::<D_QK, 8>(zmm, q, 1, keys, next, s),
-        2 => qk_groups::<D_QK, 8>(zmm, q, 2, keys, next, s),
-        3 => qk_groups::<D_QK, 6>(zmm, q, 3, keys, next, s),
-        _ => qk_groups::<D_QK, 4>(zmm, q, rows, keys, next, s),
-    }
-}
-
-/// All rows over a group of keys, then over the next.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn qk_groups<const D_QK: usize, const KEYS: usize>(
     zmm: Zmm,
     q: &QPanel,
     rows: usize,
@@ -79,30 +64,25 @@ fn qk_groups<const D_QK: usize, const KEYS: usize>(
             let row = keys[(group * KEYS + i).min(keys.len() - 1)];
             &row.as_chunks().0[0]
         });
-        let tile = KeyTile::<D_QK, KEYS> { zmm, keys };
+        let tile = KeyTile::<D_QK> { zmm, keys };
         let mut row = 0;
         while row < rows {
-            // Most calls ask for nothing, and don't pay for it.
-            row += if next.is_empty() {
-                tile.next::<false>(q, rows, row, &mut ahead, s)
-            } else {
-                tile.next::<true>(q, rows, row, &mut ahead, s)
-            };
+            row += tile.next(q, rows, row, &mut ahead, s);
         }
     }
 }
 
 /// A group of keys.
-struct KeyTile<'a, const D_QK: usize, const KEYS: usize> {
+struct KeyTile<'a, const D_QK: usize> {
     zmm: Zmm,
     keys: [&'a [bf16; D_QK]; KEYS],
 }
 
-impl<const D_QK: usize, const KEYS: usize> KeyTile<'_, D_QK, KEYS> {
+impl<const D_QK: usize> KeyTile<'_, D_QK> {
     /// The next rows of `rows`: from `row` on, as many as one tile has. Returns their number.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn next<const ASK: bool>(
+    fn next(
         &self,
         q: &[u32],
         rows: usize,
@@ -112,19 +92,19 @@ impl<const D_QK: usize, const KEYS: usize> KeyTile<'_, D_QK, KEYS> {
     ) -> usize {
         let left = rows - row;
         match left {
-            1 => self.qk::<1, ASK>(q, row, ahead, s),
-            2 => self.qk::<2, ASK>(q, row, ahead, s),
-            3 => self.qk::<3, ASK>(q, row, ahead, s),
-            6 => self.qk::<6, ASK>(q, row, ahead, s),
-            _ if matches!(left % 4, 1 | 2) => self.qk::<5, ASK>(q, row, ahead, s),
-            _ => self.qk::<4, ASK>(q, row, ahead, s),
+            1 => self.qk::<1>(q, row, ahead, s),
+            2 => self.qk::<2>(q, row, ahead, s),
+            3 => self.qk::<3>(q, row, ahead, s),
+            6 => self.qk::<6>(q, row, ahead, s),
+            _ if matches!(left % 4, 1 | 2) => self.qk::<5>(q, row, ahead, s),
+            _ => self.qk::<4>(q, row, ahead, s),
         }
     }
 
     /// Scores of the `ROWS` rows from `row` on. Returns `ROWS`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn qk<const ROWS: usize, const ASK: bool>(
+    fn qk<const ROWS: usize>(
         &self,
         q: &[u32],
         row: usize,
@@ -135,9 +115,7 @@ impl<const D_QK: usize, const KEYS: usize> KeyTile<'_, D_QK, KEYS> {
         let keys: [&[bf16; D_QK]; KEYS] = self.keys;
         let mut acc = [[_mm512_setzero_ps(); ROWS]; KEYS];
         for v in 0..vectors(D_QK) {
-            if ASK {
-                ahead.step(self.zmm);
-            }
+            ahead.step(self.zmm);
             let mut pairs = [as_pairs(_mm512_setzero_si512()); ROWS];
             for r in 0..ROWS {
                 // SAFETY: q has the D_QK / 2 pairs of ROWS rows, by the slicing above, and v is one of
@@ -173,7 +151,7 @@ impl<const D_QK: usize, const KEYS: usize> KeyTile<'_, D_QK, KEYS> {
 /// Columns that two vectors of O hold: those of one vector of V.
 const PIECE: usize = 2 * LANES;
 /// Pieces of a strip.
-const PIECES: usize = STRIP / PIECE;
+pub(super) const PIECES: usize = STRIP / PIECE;
 
 /// C2 of up to [`C2_ROWS`] rows: [`Isa::pv_direct`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
@@ -409,6 +387,32 @@ fn write<const ROWS: usize>(acc: &Acc<ROWS>, o: &mut [[f32; STRIP]; ROWS]) {
     }
 }
 
+/// The first rows of O as V's halves interleave.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub(super) fn interleave(o: &mut [OStrip], rows: usize) {
+    for row in o.iter_mut().flat_map(|o| &mut o[..rows]) {
+        let mut acc: Acc<1> = [[[_mm512_setzero_ps(); 2]; PIECES]];
+        read(core::array::from_ref(row), &mut acc);
+        let acc = acc.as_flattened().as_flattened();
+        for (o, acc) in row.as_chunks_mut().0.iter_mut().zip(acc) {
+            store(o, *acc);
+        }
+    }
+}
+
+/// The first rows of O from how [`interleave`] left them.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub(super) fn restore(o: &mut [OStrip], rows: usize) {
+    for row in o.iter_mut().flat_map(|o| &mut o[..rows]) {
+        let mut acc: Acc<1> = [[[_mm512_setzero_ps(); 2]; PIECES]];
+        let flat = acc.as_flattened_mut().as_flattened_mut();
+        for (acc, o) in flat.iter_mut().zip(row.as_chunks().0) {
+            *acc = load(o);
+        }
+        write(&acc, core::array::from_mut(row));
+    }
+}
+
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn finite<const ROWS: usize>(acc: &Acc<ROWS>) -> bool {
@@ -428,7 +432,7 @@ fn finite<const ROWS: usize>(acc: &Acc<ROWS>) -> bool {
 /// The strip lies within the values.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-unsafe fn interleaved<const D_V: usize>(
+pub(super) unsafe fn interleaved<const D_V: usize>(
     [even, odd]: &[&[bf16; D_V]; 2],
     strip: usize,
 ) -> [[__m512i; 2]; PIECES] {

@@ -1,0 +1,330 @@
+//! The stages of few rows in one: against their definitions in f64, and against themselves.
+
+use super::*;
+use crate::isa::{STREAM_KEYS, Streamed, Streams};
+
+/// A block, all of it or from some key on.
+#[derive(Clone, Copy)]
+struct Stream<'a> {
+    run: Run<'a>,
+    from: usize,
+    /// Where the next block's keys begin, which are asked for and nothing else.
+    next: &'a [bf16],
+    /// What earlier keys left.
+    before: Option<&'a After>,
+}
+
+#[derive(Clone)]
+struct After {
+    o: Vec<OStrip>,
+    state: RowState,
+    streamed: Streamed,
+    /// P of the keys that were not finished.
+    p: Vec<[f32; PANEL_ROWS]>,
+}
+
+impl Visitor for Stream<'_> {
+    /// Nothing, if there are too many rows.
+    type Output = Option<After>;
+
+    fn visit<I: Isa>(self, isa: I) -> Option<After> {
+        let Run {
+            rows, len, keys, ..
+        } = self.run;
+        if rows > I::STREAM_ROWS {
+            return None;
+        }
+        let mut tiles: Box<Workspace> = bytemuck::zeroed_box();
+        let Tiles { l1, l0a, .. } = &mut tiles.tiles;
+        let q: Vec<_> = self.run.q.chunks(MAX_D_QK).take(rows).collect();
+        isa.pack_q::<MAX_D_QK>(&q, false, &mut l1.q[0]);
+        let keys = keys.as_chunks::<MAX_D_QK>().0[..len].iter();
+        let next = self.next.as_chunks::<MAX_D_QK>().0.iter();
+        let values = self.run.values.as_chunks::<MAX_D_V>().0;
+        let mut keys = keys.chain(next);
+        let mut last = &self.run.keys.as_chunks().0[0];
+        let streams = Streams {
+            q: &l1.q[0],
+            keys: &core::array::from_fn::<_, STREAM_KEYS, _>(|_| {
+                last = keys.next().unwrap_or(last);
+                last
+            }),
+            values: &core::array::from_fn::<_, STREAM_KEYS, _>(|k| &values[k.min(len - 1)]),
+        };
+        let call = Softmax {
+            rows,
+            keys: len,
+            scale: self.run.scale,
+            mask: self.run.mask,
+            maxima: None,
+            rescale: self.run.rescale,
+            precision: self.run.precision,
+        };
+        let (mut o, mut state) = match self.before {
+            Some(before) => (before.o.clone(), before.state),
+            None => {
+                let mut o = std::vec![[[0.75; STRIP]; PANEL_ROWS]; STRIPS];
+                for o in &mut o {
+                    o[..rows].fill([0.0; STRIP]);
+                }
+                (o, RowState::START)
+            }
+        };
+        let streamed = isa.stream(&call, &streams, self.from, l0a, &mut state, &mut o);
+        // What lies beyond the rows is somebody else's.
+        for o in &o {
+            assert!(o[rows..].iter().all(|o| *o == [0.75; STRIP]));
+        }
+        let prob = |k| core::array::from_fn(|r| isa.prob(l0a, self.run.precision, k, r));
+        Some(After {
+            o,
+            state,
+            p: (0..streamed.keys.len()).map(prob).collect(),
+            streamed,
+        })
+    }
+}
+
+fn stream<'a>(run: Run<'a>) -> Stream<'a> {
+    Stream {
+        run,
+        from: 0,
+        next: &[],
+        before: None,
+    }
+}
+
+const KEYS: [usize; 9] = [1, 2, 15, 16, 17, 24, 40, 131, 192];
+
+fn cases() -> impl Iterator<Item = (usize, usize)> {
+    let lengths = KEYS.into_iter().filter(|&len| len <= BLOCK_KEYS);
+    lengths.flat_map(|len| (1..=4).map(move |rows| (rows, len)))
+}
+
+/// Sums, references and O of every mode, with rows that see all keys, some, one and none.
+#[test]
+fn streams_are_exact() {
+    let (q, keys) = (
+        numbers(21, 8 * MAX_D_QK),
+        numbers(22, BLOCK_KEYS * MAX_D_QK),
+    );
+    let values = numbers(23, BLOCK_KEYS * MAX_D_V);
+    let mut mask = [0; BLOCK_KEYS];
+    for (k, mask) in mask.iter_mut().enumerate() {
+        // Other rows of the second register tile than of the first.
+        let sees = |&r: &usize| match (r + r / 4) % 4 {
+            0 => k % 5 != r / 4,
+            1 => k == 3 * r,
+            2 => false,
+            _ => true,
+        };
+        *mask = (0..8).filter(sees).fold(0, |mask, r| mask | 1 << r);
+    }
+    for (rows, len) in cases() {
+        for mask in [None, Some(&mask)] {
+            for rescale in [Rescale::Exact, Rescale::Compensated] {
+                for precision in [Precision::Bf16, Precision::Bf16x2] {
+                    let run = Run {
+                        mask,
+                        rescale,
+                        precision,
+                        ..run(&q, &keys, &values, rows, len)
+                    };
+                    for backend in backends() {
+                        let Some(got) = backend.with(stream(run)) else {
+                            continue;
+                        };
+                        assert_eq!(got.streamed, Streamed::ALL);
+                        for r in 0..rows {
+                            check_row(&run, &got, r);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A row against the same in f64.
+fn check_row(run: &Run<'_>, got: &After, r: usize) {
+    // The scores' error, and that of P.
+    let rounding = match run.precision {
+        Precision::Bf16 => 2_f64.powi(-8),
+        Precision::Bf16x2 => 2_f64.powi(-16),
+    };
+    check_row_to(run, got, r, rounding + 2e-5);
+}
+
+/// The same, to within `bound` of the values' sizes.
+fn check_row_to(run: &Run<'_>, got: &After, r: usize, bound: f64) {
+    // Other rows of the second register tile than of the first.
+    let sees = |&k: &usize| run.mask.is_none_or(|mask| mask[k] >> r & 1 == 1);
+    let score = |k: usize| {
+        let (q, key) = (&run.q[r * MAX_D_QK..], &run.keys[k * MAX_D_QK..]);
+        let products = q.iter().zip(key).take(MAX_D_QK);
+        let sum: f64 = products.map(|(q, k)| q.to_f64() * k.to_f64()).sum();
+        sum * f64::from(run.scale)
+    };
+    let seen: Vec<_> = (0..run.len).filter(sees).map(|k| (k, score(k))).collect();
+    let max = seen.iter().fold(f64::NEG_INFINITY, |max, s| max.max(s.1));
+    let (state, reference) = (&got.state, f64::from(got.state.reference[r]));
+    let o = |column: usize| got.o[column / STRIP][r][column % STRIP];
+    if seen.is_empty() {
+        assert_eq!((reference, state.sum[r]), (f64::NEG_INFINITY, 0.0));
+        assert!((0..MAX_D_V).all(|column| o(column) == 0.0));
+        return;
+    }
+    // What O and the sum are relative to.
+    let (base, divisor) = match run.rescale {
+        Rescale::Exact => {
+            assert_eq!(reference, max.ceil());
+            (reference, f64::from(state.rounded_sum[r]))
+        }
+        Rescale::Compensated => {
+            assert!((reference - max).abs() <= 1e-5);
+            let fraction = (reference - reference.round_ties_even()).exp2();
+            let sum = f64::from(state.sum[r]) * fraction * f64::from(state.c[r]);
+            (reference, sum)
+        }
+    };
+    let probs: Vec<_> = seen.iter().map(|&(k, s)| (k, (s - base).exp2())).collect();
+    let sum: f64 = probs.iter().map(|p| p.1).sum();
+    assert!((f64::from(state.sum[r]) / sum - 1.0).abs() <= 2e-5);
+    for column in 0..MAX_D_V {
+        let value = |k: usize| run.values[k * MAX_D_V + column].to_f64();
+        let want = probs.iter().map(|&(k, p)| p * value(k)).sum::<f64>() / sum;
+        let size = probs.iter().map(|&(k, p)| p * value(k).abs()).sum::<f64>() / sum;
+        let error = (f64::from(o(column)) / divisor - want).abs();
+        assert!(error <= bound * size, "{r} {column}: {error:e}");
+    }
+}
+
+/// What rounding takes from a row's largest P isn't lost: here it is the only one that BF16 doesn't hold.
+#[test]
+fn streams_keep_the_largest_whole() {
+    const LARGEST: f32 = 0.7;
+    let values = numbers(31, BLOCK_KEYS * MAX_D_V);
+    for (rows, len) in cases() {
+        // Row r's scores are the keys' feature r: whole numbers but one.
+        let mut q = std::vec![bf16::ZERO; 8 * MAX_D_QK];
+        let mut keys = std::vec![bf16::ZERO; BLOCK_KEYS * MAX_D_QK];
+        for r in 0..rows {
+            q[r * MAX_D_QK + r] = bf16::ONE;
+            for (k, key) in keys.chunks_mut(MAX_D_QK).take(len).enumerate() {
+                let largest = (3 * r + 1) % len;
+                // Away from the largest they are so low that they don't count.
+                let below = (k + r) % 5 + if k / 16 == largest / 16 { 0 } else { 20 };
+                let whole = -f32::from(u8::try_from(below).unwrap());
+                key[r] = bf16::from_f32(if k == largest { LARGEST } else { whole });
+            }
+        }
+        let run = Run {
+            scale: 1.0,
+            ..run(&q, &keys, &values, rows, len)
+        };
+        for backend in backends() {
+            let Some(got) = backend.with(stream(run)) else {
+                continue;
+            };
+            for r in 0..rows {
+                check_row_to(&run, &got, r, 2_f64.powi(-16));
+            }
+        }
+    }
+}
+
+/// Neither where a call begins nor what is asked for meanwhile shows.
+#[test]
+fn streams_go_on() {
+    let (q, keys) = (
+        numbers(24, 8 * MAX_D_QK),
+        numbers(25, BLOCK_KEYS * MAX_D_QK),
+    );
+    let values = numbers(26, BLOCK_KEYS * MAX_D_V);
+    let next = numbers(27, 9 * MAX_D_QK);
+    for (rows, len) in cases() {
+        for backend in backends() {
+            let run = run(&q, &keys, &values, rows, len);
+            let Some(whole) = backend.with(stream(run)) else {
+                continue;
+            };
+            for at in [16, 32].into_iter().filter(|&at| at < len) {
+                let first = backend.with(stream(Run { len: at, ..run }));
+                let second = backend.with(Stream {
+                    from: at,
+                    next: &next,
+                    before: first.as_ref(),
+                    ..stream(run)
+                });
+                let second = second.unwrap();
+                assert!(second.o == whole.o, "{backend:?} {rows} {len}");
+                assert_eq!(second.state.sum, whole.state.sum);
+            }
+        }
+    }
+}
+
+/// A stream ends with the keys among whose values one isn't finite, and leaves that strip to its caller.
+#[test]
+fn streams_stop_where_values_are_not_finite() {
+    let (q, keys) = (
+        numbers(28, 8 * MAX_D_QK),
+        numbers(29, BLOCK_KEYS * MAX_D_QK),
+    );
+    let values = numbers(30, BLOCK_KEYS * MAX_D_V);
+    for (rows, len) in cases() {
+        for precision in [Precision::Bf16, Precision::Bf16x2] {
+            let sound = Run {
+                precision,
+                ..run(&q, &keys, &values, rows, len)
+            };
+            for (key, column) in [(0, 0), (len / 2, 63), (len - 1, 300), (len - 1, 511)] {
+                for bad in [bf16::NAN, bf16::INFINITY, bf16::NEG_INFINITY] {
+                    let mut broken = values.clone();
+                    broken[key * MAX_D_V + column] = bad;
+                    for backend in backends() {
+                        check_stop(backend, &sound, &broken, key, column / STRIP);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `broken` values differ from those of `sound` in one key's strip.
+fn check_stop(backend: Backend, sound: &Run<'_>, broken: &[bf16], key: usize, strip: usize) {
+    let upto = |values, len| {
+        let run = Run {
+            values,
+            len,
+            ..*sound
+        };
+        backend.with(stream(run))
+    };
+    let Some(got) = upto(broken, sound.len) else {
+        return;
+    };
+    let done = got.streamed.keys.clone();
+    assert!(done.contains(&key), "{backend:?} {key} {done:?}");
+    let (all, tail) = (1 << strip, 0);
+    assert_eq!(got.streamed.left, Left { all, tail });
+    // The other strips are through with these keys; this one was rescaled and nothing else.
+    let mut want = upto(sound.values, done.end).unwrap().o;
+    let before = (done.start > 0).then(|| upto(sound.values, done.start).unwrap().o);
+    for r in 0..sound.rows {
+        let increment = Increment::from_bits_clamped(got.state.increment[r]);
+        let before = before.as_ref().map_or([0.0; STRIP], |o| o[strip][r]);
+        want[strip][r] = before.map(|x| add_increment_f32(x, increment));
+    }
+    assert!(got.o == want, "{backend:?} {done:?} {strip}");
+    // And P is these keys'.
+    for r in 0..sound.rows {
+        let start = upto(sound.values, done.start.max(1)).unwrap().state;
+        let before = match done.start {
+            0 => 0.0,
+            _ => start.sum[r] * (start.reference[r] - got.state.reference[r]).exp2(),
+        };
+        let sum = got.p.iter().map(|p| p[r]).sum::<f32>() + before;
+        assert!((sum / got.state.sum[r] - 1.0).abs() < 1e-2);
+    }
+}
