@@ -35,7 +35,7 @@
 //!    score's (exact) distance from the block's maximum.
 //! 4. The constant 1e-6 of line 11 is left out and the clamp of -30 is -255.
 //! 5. O is normalised by the sum of P as rounded, lse comes from the unrounded
-//!    sum, and each block's largest P is two BF16, as it may carry the row.
+//!    sum, and each block's (or step's) largest P is two BF16, as it may carry the row.
 //! 6. S^T and O are computed with query rows across S's vectors and value columns
 //!    across O's, so that no vector is ever reduced horizontally.
 //! 7. Blocks have 192 keys, not 512, so that V fits the three K/V buffers
@@ -246,8 +246,8 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
         }
         isa.pack_q::<D_QK>(rows, negate, &mut l1.q[panel]);
     }
-    if group.together <= I::STREAM_ROWS {
-        let (q, state, o) = (&l1.q[0], &mut ub[0], &mut *partial.o);
+    if I::STREAM_ROWS > 0 && group.planned_rows <= I::STREAM_ROWS {
+        let (q, state, o) = (&l1.q[0], &mut ub[0], &mut partial.o[..strips]);
         // V isn't packed, and its memory is free.
         if let Some(memory) = row_tile(&mut l1.v) {
             stream::<I, D_QK, D_V>(isa, group, options, q, [gm, memory], l0a, state, o);
@@ -454,6 +454,17 @@ fn stream<I: Isa, const D_QK: usize, const D_V: usize>(
             gather(&keys_memory[..len], &mut widened);
             &widened
         };
+        let mut asked = keys.map(|row| row.as_ptr());
+        if !as_they_lie && problem.has_key_rows() {
+            // Those to be widened next.
+            let to = group.reach.min(range.end + STREAM_KEYS);
+            let mut slots = asked.iter_mut();
+            problem.each_key(request, head, range.end..to, |row| {
+                if let Some(slot) = slots.next() {
+                    *slot = row.as_ptr();
+                }
+            });
+        }
         let mut values = [const { &[bf16::ZERO; D_V] }; STREAM_KEYS];
         if problem.v.is_none() {
             gather(&keys[..len], &mut values);
@@ -481,6 +492,7 @@ fn stream<I: Isa, const D_QK: usize, const D_V: usize>(
         let streams = Streams {
             q,
             keys,
+            asked: &asked,
             values: &values,
         };
         let mut from = 0;

@@ -25,9 +25,9 @@ pub struct Group<'a> {
     /// Up to which key the same thread will attend next; the end of `keys` if it
     /// doesn't go on.
     pub reach: usize,
-    /// How many rows it is of, if it is some panels of a group: what is chosen by their number doesn't change with who
-    /// computes which.
-    pub together: usize,
+    /// Rows of the group as it was planned, of which `rows` may be some panels: what depends on how many there are must
+    /// not depend on who computes which.
+    pub planned_rows: usize,
 }
 
 impl<'a> Group<'a> {

@@ -176,7 +176,7 @@ impl Left {
     pub const TAIL: usize = BLOCK_KEYS / 2;
 }
 
-/// Keys of a block that [`Isa::stream`] goes through, and of those that it asks memory for meanwhile.
+/// Rows that [`Isa::stream`] is given: a block's, and as many as it may compute on or ask for beyond.
 pub const STREAM_KEYS: usize = BLOCK_KEYS + 40;
 
 /// What [`Isa::stream`] goes through.
@@ -187,8 +187,11 @@ pub const STREAM_KEYS: usize = BLOCK_KEYS + 40;
 pub struct Streams<'a, const D_QK: usize, const D_V: usize> {
     /// The packed queries.
     pub q: &'a QPanel,
-    /// A block's keys, the rows to come after them, and copies of the last.
+    /// A block's keys, and others.
     pub keys: &'a [&'a [bf16; D_QK]; STREAM_KEYS],
+    /// Where rows lie that memory is asked for some keys ahead: the keys and those behind them, or others in their
+    /// place.
+    pub asked: &'a [*const bf16; STREAM_KEYS],
     /// Its values, and copies of the last.
     pub values: &'a [&'a [bf16; D_V]; STREAM_KEYS],
 }
@@ -328,7 +331,7 @@ pub trait Isa: Copy {
     /// few at a time. O is what earlier keys left, zeros at first.
     fn stream<const D_QK: usize, const D_V: usize>(
         self,
-        _call: &Softmax<'_>,
+        call: &Softmax<'_>,
         _block: &Streams<'_, D_QK, D_V>,
         from: usize,
         _p: &mut L0a,
@@ -336,7 +339,7 @@ pub trait Isa: Copy {
         _o: &mut [OStrip],
     ) -> Streamed {
         Streamed {
-            keys: from..from,
+            keys: from..call.keys,
             left: Left::EVERYTHING,
         }
     }

@@ -85,7 +85,7 @@ impl Cut {
             problem,
             request,
             head,
-            together: rows.len(),
+            planned_rows: rows.len(),
             rows,
             reach: keys.end,
             keys,

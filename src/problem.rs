@@ -542,7 +542,12 @@ impl<'a> Problem<'a> {
 
     /// Whether keys can be used as they lie.
     pub(crate) fn keys_as_they_lie(&self) -> bool {
-        self.kv.data.is_bf16() && self.extra().data.is_bf16() && self.k_rope.is_none()
+        self.has_key_rows() && self.k_rope.is_none()
+    }
+
+    /// Whether [`each_key`](Self::each_key) has rows to visit: keys, or what lies before their rotary part.
+    pub(crate) fn has_key_rows(&self) -> bool {
+        self.kv.data.is_bf16() && self.extra().data.is_bf16()
     }
 
     /// Whether values can be used as they lie.

@@ -29,6 +29,7 @@ suites![
     shared_inputs,
     bf16_is_f32_rounded,
     tasks_in_any_order,
+    few_rows_beside_many,
     neighbours_do_not_matter,
     how_many_heads_there_are_does_not_matter,
     used_memory_does_not_matter,
@@ -1504,6 +1505,22 @@ fn in_order(problem: &Problem, options: &Options, order: &[usize], threads: usiz
     dense(problem.shape, |output| {
         combine(problem, &plan, &mut partials, output)
     })
+}
+
+/// A partial result has room for the largest group, and a request's last may have 2 rows.
+fn few_rows_beside_many(backend: Backend) {
+    for dims in [SMALL, MEDIUM] {
+        for bad in [None, Some(bf16::INFINITY), Some(bf16::NAN)] {
+            let mut case = Case::new(1, 10, 40, 77, dims);
+            if let Some(bad) = bad {
+                case.value_in_key(0, 20)[3] = bad;
+            }
+            for options in modes(backend) {
+                let problem = case.problem();
+                assert!(decoded(&problem, &options) == combined(&problem, &options));
+            }
+        }
+    }
 }
 
 fn tasks_in_any_order(backend: Backend) {

@@ -402,21 +402,31 @@ fn masked_by_the_smallest_number(backend: Backend) {
 
 fn non_finite_q(backend: Backend) {
     for bad in [bf16::NAN, bf16::INFINITY, bf16::NEG_INFINITY] {
-        let mut case = Case::new(2, 2, 300, 20, SMALL);
-        case.q_row(1, 1, 7)[100] = bad;
-        case.check(backend);
-        let (o, _) = case.run(&modes(backend)[0]);
-        let row = (2 + 1) * 20 + 7;
-        for (i, o) in o.chunks(128).enumerate() {
-            assert_eq!(o.iter().all(|x| x.is_finite()), i != row);
+        for (h_q, h) in [(20, 7), (2, 0), (2, 1)] {
+            let mut case = Case::new(2, 2, 300, h_q, SMALL);
+            case.q_row(1, 1, h)[100] = bad;
+            case.check(backend);
+            let (o, _) = case.run(&modes(backend)[0]);
+            let row = (2 + 1) * h_q + h;
+            for (i, o) in o.chunks(128).enumerate() {
+                assert_eq!(o.iter().all(|x| x.is_finite()), i != row);
+            }
         }
     }
 }
 
 fn non_finite_k(backend: Backend) {
     for bad in [bf16::NAN, bf16::INFINITY, bf16::NEG_INFINITY] {
-        for k in [0, 191, 192, 299] {
-            let mut case = Case::new(1, 2, 300, 20, SMALL).separate_v();
+        for (k, h_q) in [
+            (0, 20),
+            (191, 20),
+            (192, 20),
+            (299, 20),
+            (0, 1),
+            (191, 2),
+            (299, 1),
+        ] {
+            let mut case = Case::new(1, 2, 300, h_q, SMALL).separate_v();
             case.key(0, k)[5] = bad;
             case.check(backend);
             // As a latent row the same element is also a value.
@@ -428,8 +438,16 @@ fn non_finite_k(backend: Backend) {
 
 fn non_finite_v(backend: Backend) {
     for bad in [bf16::NAN, bf16::INFINITY, bf16::NEG_INFINITY] {
-        for k in [0, 191, 192, 299] {
-            let mut case = Case::new(1, 1, 300, 20, SMALL).separate_v();
+        for (k, h_q) in [
+            (0, 20),
+            (191, 20),
+            (192, 20),
+            (299, 20),
+            (0, 3),
+            (191, 4),
+            (299, 1),
+        ] {
+            let mut case = Case::new(1, 1, 300, h_q, SMALL).separate_v();
             case.value(0, k)[5] = bad;
             case.check(backend);
         }
@@ -438,13 +456,15 @@ fn non_finite_v(backend: Backend) {
 
 fn non_finite_v_in_a_hidden_key(backend: Backend) {
     for bad in [bf16::NAN, bf16::INFINITY] {
-        let mut case = Case::new(1, 3, 300, 20, SMALL).separate_v();
-        case.causal = true;
-        case.value(0, 299)[5] = bad;
-        case.value(0, 298)[6] = bad;
-        case.check(backend);
-        let (o, _) = case.run(&modes(backend)[0]);
-        assert!(o[..20 * 128].iter().all(|x| x.is_finite()));
+        for h_q in [20, 1] {
+            let mut case = Case::new(1, 3, 300, h_q, SMALL).separate_v();
+            case.causal = true;
+            case.value(0, 299)[5] = bad;
+            case.value(0, 298)[6] = bad;
+            case.check(backend);
+            let (o, _) = case.run(&modes(backend)[0]);
+            assert!(o[..h_q * 128].iter().all(|x| x.is_finite()));
+        }
     }
 }
 

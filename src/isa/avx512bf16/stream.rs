@@ -80,8 +80,10 @@ pub(super) fn stream<const D_QK: usize, const D_V: usize>(
             pairs: len.div_ceil(2),
             half_lines: D_QK / LINE / 2,
             keys: sixteen(block.keys, first),
-            ask: sixteen(block.keys, first + LEAD),
-            again: sixteen(block.keys, first + AGAIN),
+            asked: [
+                sixteen(block.asked, first + LEAD),
+                sixteen(block.asked, first + AGAIN),
+            ],
         };
         let mut s = [[0.0; KEYS]; ROWS];
         step.qk(q, &mut s);
@@ -131,10 +133,8 @@ struct Step<'a, const D_QK: usize> {
     /// Half of the lines of a row, where the compiler doesn't see it.
     half_lines: usize,
     keys: &'a [&'a [bf16; D_QK]; KEYS],
-    /// Those to come.
-    ask: &'a [&'a [bf16; D_QK]; KEYS],
-    /// Those that were asked for.
-    again: &'a [&'a [bf16; D_QK]; KEYS],
+    /// Rows to come, and closer ones, that were asked for before.
+    asked: [&'a [*const bf16; KEYS]; 2],
 }
 
 impl<const D_QK: usize> Step<'_, D_QK> {
@@ -144,9 +144,8 @@ impl<const D_QK: usize> Step<'_, D_QK> {
     /// Asks for a line of a row to come, and again for one of a row that is closer.
     #[inline(always)]
     fn ask(&self, row: usize, line: usize) {
-        for rows in [self.ask, self.again] {
-            self.zmm
-                .prefetch(rows[row].as_ptr().wrapping_add(line * LINE));
+        for rows in self.asked {
+            self.zmm.prefetch(rows[row].wrapping_add(line * LINE));
         }
     }
 
