@@ -415,7 +415,9 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
     }
 }
 
-/// The same stages over few rows: a backend goes through a block's keys a few at a time.
+/// The same stages over few rows: a backend goes through a block's keys a few at a time. Apart, so that its arrays don't
+/// lie on the stack of all other groups.
+#[inline(never)]
 #[expect(clippy::too_many_arguments, reason = "called in one place")]
 fn stream<I: Isa, const D_QK: usize, const D_V: usize>(
     isa: I,

@@ -589,10 +589,16 @@ fn sparse_attention_to_ragged_caches() {
 
 #[test]
 fn sparse_attention_to_all_keys_is_dense() {
+    // Sparse, each position is a group of its own: one kernel takes its rows and those of both.
+    for heads in [2, 5] {
+        sparse_to_all_keys(heads);
+    }
+}
+
+fn sparse_to_all_keys(heads: usize) {
     let kv = numbers(2 * 500 * 128, 2);
-    // Sparse, each position is a group of its own: few enough rows that one kernel takes both.
     let dense = Tensors::scaled()
-        .bf16s("q", &[2, 2, 2, 128], &numbers(1024, 1))
+        .bf16s("q", &[2, 2, heads, 128], &numbers(4 * heads * 128, 1))
         .bf16s("kv", &[2, 500, 128], &kv);
     // Places of both positions of either request.
     let places = |keys: std::ops::Range<i32>, over: i32| -> Vec<i32> {
@@ -613,7 +619,10 @@ fn sparse_attention_to_all_keys_is_dense() {
         .i32s("indices", &[2, 2, 200], &places(0..200, 500))
         .bf16s("extra_kv", &[40, 25, 1, 128], &kv)
         .i32s("extra_indices", &[2, 2, 300], &places(200..500, 500));
-    same("sparse_all", &[dense, by_page, by_request, from_two]);
+    same(
+        &format!("sparse_all_{heads}"),
+        &[dense, by_page, by_request, from_two],
+    );
 }
 
 #[test]

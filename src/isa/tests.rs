@@ -3,10 +3,9 @@
 
 extern crate std;
 
-mod stream;
-
 #[path = "../../tests/common/precision.rs"]
 mod precision;
+mod stream;
 
 use std::boxed::Box;
 use std::vec::Vec;

@@ -298,41 +298,12 @@ pub struct Bases {
     pub factor: [f32; PANEL_ROWS],
 }
 
-/// [`advance`], which has little to do where no reference moves: in most blocks.
-#[cfg_attr(
-    not(all(target_arch = "x86_64", target_feature = "sse2")),
-    allow(dead_code, reason = "for backends of other processors")
-)]
-#[inline(always)]
-pub fn follow(call: &Softmax<'_>, max: &[f32; PANEL_ROWS], state: &mut RowState) -> Bases {
-    let rows = call.rows;
-    let mut stays = call.rescale == Rescale::Exact;
-    for (max, &reference) in max[..rows].iter().zip(&state.reference) {
-        let scaled = max * call.scale;
-        stays &= scaled > f32::NEG_INFINITY && scaled <= reference;
-    }
-    if !stays {
-        return advance(call, max, state);
-    }
-    state.increment[..rows].fill(0);
-    let mut bases = Bases {
-        max: *max,
-        offset: [f32::NEG_INFINITY; PANEL_ROWS],
-        factor: [1.0; PANEL_ROWS],
-    };
-    let references = max[..rows].iter().zip(&state.reference);
-    for (to, (&max, &reference)) in bases.offset.iter_mut().zip(references) {
-        *to = offset(max, max * call.scale, call.scale, reference);
-    }
-    bases
-}
-
 /// Moves the running reference to the block's maximum and brings the sums along
 /// (Algorithm 2 lines 5-9, 11, 12; `docs/algorithm.md` for the exact mode).
 ///
 /// `max` holds the largest unscaled score of each row that it sees, NaN ignored.
 #[inline(always)]
-fn advance(call: &Softmax<'_>, max: &[f32; PANEL_ROWS], state: &mut RowState) -> Bases {
+pub fn advance(call: &Softmax<'_>, max: &[f32; PANEL_ROWS], state: &mut RowState) -> Bases {
     let mut bases = Bases {
         max: [0.0; PANEL_ROWS],
         offset: [f32::NEG_INFINITY; PANEL_ROWS],

@@ -1,6 +1,6 @@
 //! C1 and C2 for few rows, where memory limits as much as the dots
-//! do: nothing is packed but Q, and meanwhile memory is asked for rows to come. (For the fewest there is `stream.rs`; here
-//! they are a panel's last.)
+//! do: nothing is packed but Q, and meanwhile memory is asked for rows to come. Groups of the fewest rows go through
+//! `stream.rs`; tiles of them here are for what is left of more.
 //!
 //! | kernel | register tile | streams |
 //! |---|---|---|

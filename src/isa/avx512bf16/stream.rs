@@ -89,7 +89,7 @@ pub(super) fn stream<const D_QK: usize, const D_V: usize>(
         step.qk(q, &mut s);
         let probs = softmax(zmm, call, first, len, &s, state);
         if state.increment[..call.rows].iter().any(|&n| n != 0) {
-            rescale(zmm, &state.increment, o, call.rows);
+            advance(zmm, &state.increment, o, call.rows);
         }
         let values = sixteen(block.values, first);
         let all = step.pv(&probs, values, o);
@@ -114,12 +114,10 @@ fn sixteen<T>(rows: &[T; STREAM_KEYS], first: usize) -> &[T; KEYS] {
 /// Moves O to where the reference moved; rare.
 #[cold]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn rescale(zmm: Zmm, increment: &[i32; PANEL_ROWS], o: &mut [OStrip], rows: usize) {
+fn advance(zmm: Zmm, increment: &[i32; PANEL_ROWS], o: &mut [OStrip], rows: usize) {
     for o in o {
         for (o, &increment) in o.iter_mut().zip(&increment[..rows]) {
-            for o in o.as_chunks_mut().0 {
-                store(o, zmm.add_increment(load(o), increment));
-            }
+            rescale(zmm, o, Increment::from_bits_clamped(increment));
         }
     }
 }
@@ -346,7 +344,7 @@ fn softmax(
     let largest = |r: usize| _mm512_mask_max_ps(lowest, seen[r], load(&s[r]), lowest);
     let mut max = [f32::NEG_INFINITY; PANEL_ROWS];
     max.as_chunks_mut().0[0] = zmm.max_lanes([largest(0), largest(1), largest(2), largest(3)]);
-    let bases = v1::follow(call, &max, state);
+    let bases = v1::advance(call, &max, state);
     let exact = call.rescale == Rescale::Exact;
     let whole = call.precision == Precision::Bf16x2;
     let zero = _mm512_setzero_ps();

@@ -106,6 +106,22 @@ fn cases() -> impl Iterator<Item = (usize, usize)> {
     lengths.flat_map(|len| (1..=ROWS).map(move |rows| (rows, len)))
 }
 
+/// The tests below pass where nobody streams: here it shows if a backend no longer does.
+#[test]
+fn says_who_streams() {
+    let (q, keys) = (numbers(20, ROWS * MAX_D_QK), numbers(19, MAX_D_QK));
+    let values = numbers(18, MAX_D_V);
+    for backend in backends() {
+        for rows in 1..=ROWS {
+            let streams = backend.with(stream(run(&q, &keys, &values, rows, 1)));
+            assert_eq!(streams.is_some(), backend.id() == BackendId::Avx512Bf16);
+        }
+    }
+    if !backends().any(|backend| backend.id() == BackendId::Avx512Bf16) {
+        std::eprintln!("streams NOT RUN: this processor lacks avx512bf16's instructions");
+    }
+}
+
 /// Sums, references and O of every mode, with rows that see all keys, some, one and none.
 #[test]
 fn streams_are_exact() {
