@@ -431,10 +431,12 @@ fn stream<I: Isa, const D_QK: usize, const D_V: usize>(
 ) {
     let problem = group.problem;
     let (request, head) = (group.request, group.head);
+    let rows = group.rows.len();
     let [keys_memory, values_memory] = memory;
     for o in &mut *o {
-        o[..group.rows.len()].fill([0.0; STRIP]);
+        o[..rows].fill([0.0; STRIP]);
     }
+    isa.settle_stream(o, rows, true);
     let as_they_lie = problem.keys_as_they_lie();
     let mut lying = [const { &[bf16::ZERO; D_QK] }; STREAM_KEYS];
     // Those of a block that are there already, as the one before asked for them.
@@ -469,7 +471,12 @@ fn stream<I: Isa, const D_QK: usize, const D_V: usize>(
         }
         let mut values = [const { &[bf16::ZERO; D_V] }; STREAM_KEYS];
         if problem.v.is_none() {
-            gather(&keys[..len], &mut values);
+            for (value, key) in values.iter_mut().zip(&keys[..len]) {
+                if let Some(key) = key.first_chunk() {
+                    *value = key;
+                }
+            }
+            repeat_last(len, &mut values);
         } else if problem.values_as_they_lie() {
             let mut n = 0;
             problem.each_value(request, head, range.clone(), |row| {
@@ -483,7 +490,7 @@ fn stream<I: Isa, const D_QK: usize, const D_V: usize>(
             gather(&values_memory[..len], &mut values);
         }
         let call = Softmax {
-            rows: group.rows.len(),
+            rows,
             keys: len,
             scale: problem.log2_scale().abs(),
             mask: group.mask(0, block, &mut mask),
@@ -516,11 +523,14 @@ fn stream<I: Isa, const D_QK: usize, const D_V: usize>(
                 precision: call.precision,
                 increment: Some(&[0; _]),
             };
+            isa.settle_stream(o, rows, false);
             pv_non_finite(isa, group, some, &call, p, mask, done.left, o);
+            isa.settle_stream(o, rows, true);
         }
         lying.copy_within(len.., 0);
         have = have.saturating_sub(len);
     }
+    isa.settle_stream(o, rows, false);
 }
 
 /// Puts what a row begins with behind the first `n` rows, if there is room.

@@ -328,7 +328,7 @@ pub trait Isa: Copy {
     }
 
     /// C1, V1 and C2 of up to [`STREAM_ROWS`](Isa::STREAM_ROWS) rows over the keys of a block from `from` on, a
-    /// few at a time. O is what earlier keys left, zeros at first.
+    /// few at a time. O is what earlier keys left, and lies as [`settle_stream`](Isa::settle_stream) puts it.
     fn stream<const D_QK: usize, const D_V: usize>(
         self,
         call: &Softmax<'_>,
@@ -343,6 +343,10 @@ pub trait Isa: Copy {
             left: Left::EVERYTHING,
         }
     }
+
+    /// Puts the first rows of O from where [`stream`](Isa::stream) keeps them to where other stages expect them, or `back`.
+    /// The other rows hold anything then.
+    fn settle_stream(self, _o: &mut [OStrip], _rows: usize, _back: bool) {}
 
     /// Puts the columns of the first rows of O in order, where C2 keeps them in another, or
     /// `back` into that one.

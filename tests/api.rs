@@ -1509,9 +1509,10 @@ fn in_order(problem: &Problem, options: &Options, order: &[usize], threads: usiz
 
 /// A partial result has room for the largest group, and a request's last may have 2 rows.
 fn few_rows_beside_many(backend: Backend) {
-    for dims in [SMALL, MEDIUM] {
+    // 2 and 6 beyond three groups of 256.
+    for (dims, s_q, heads) in [(SMALL, 10, 77), (MEDIUM, 10, 77), (MEDIUM, 9, 86)] {
         for bad in [None, Some(bf16::INFINITY), Some(bf16::NAN)] {
-            let mut case = Case::new(1, 10, 40, 77, dims);
+            let mut case = Case::new(1, s_q, 40, heads, dims);
             if let Some(bad) = bad {
                 case.value_in_key(0, 20)[3] = bad;
             }

@@ -181,6 +181,11 @@ impl Isa for Avx512Bf16 {
         unsafe { stream::stream(self.zmm, call, block, from, p, state, o) }
     }
 
+    fn settle_stream(self, o: &mut [OStrip], rows: usize, back: bool) {
+        // SAFETY: the token proves the features.
+        unsafe { stream::settle(o, rows, back) }
+    }
+
     fn rescale(self, xs: &mut [f32], increment: Increment) {
         // SAFETY: the token proves the features.
         unsafe { rescale(self.zmm, xs, increment) }

@@ -387,30 +387,30 @@ fn write<const ROWS: usize>(acc: &Acc<ROWS>, o: &mut [[f32; STRIP]; ROWS]) {
     }
 }
 
-/// The first rows of O as V's halves interleave.
+/// A row of a strip of O as V's halves interleave.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(super) fn interleave(o: &mut [OStrip], rows: usize) {
-    for row in o.iter_mut().flat_map(|o| &mut o[..rows]) {
-        let mut acc: Acc<1> = [[[_mm512_setzero_ps(); 2]; PIECES]];
-        read(core::array::from_ref(row), &mut acc);
-        let acc = acc.as_flattened().as_flattened();
-        for (o, acc) in row.as_chunks_mut().0.iter_mut().zip(acc) {
-            store(o, *acc);
-        }
+pub(super) fn interleave(row: &[f32; STRIP]) -> [f32; STRIP] {
+    let mut acc: Acc<1> = [[[_mm512_setzero_ps(); 2]; PIECES]];
+    read(core::array::from_ref(row), &mut acc);
+    let mut out = [0.0; STRIP];
+    let acc = acc.as_flattened().as_flattened();
+    for (o, acc) in out.as_chunks_mut().0.iter_mut().zip(acc) {
+        store(o, *acc);
     }
+    out
 }
 
-/// The first rows of O from how [`interleave`] left them.
+/// A row from how [`interleave`] left it.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(super) fn restore(o: &mut [OStrip], rows: usize) {
-    for row in o.iter_mut().flat_map(|o| &mut o[..rows]) {
-        let mut acc: Acc<1> = [[[_mm512_setzero_ps(); 2]; PIECES]];
-        let flat = acc.as_flattened_mut().as_flattened_mut();
-        for (acc, o) in flat.iter_mut().zip(row.as_chunks().0) {
-            *acc = load(o);
-        }
-        write(&acc, core::array::from_mut(row));
+pub(super) fn deinterleave(row: &[f32; STRIP]) -> [f32; STRIP] {
+    let mut acc: Acc<1> = [[[_mm512_setzero_ps(); 2]; PIECES]];
+    let flat = acc.as_flattened_mut().as_flattened_mut();
+    for (acc, o) in flat.iter_mut().zip(row.as_chunks().0) {
+        *acc = load(o);
     }
+    let mut out = [0.0; STRIP];
+    write(&acc, core::array::from_mut(&mut out));
+    out
 }
 
 #[inline]

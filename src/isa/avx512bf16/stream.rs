@@ -7,20 +7,25 @@
 //!
 //! | stage | register tile | streams |
 //! |---|---|---|
-//! | C1 | 4 keys x 1 to 4 rows, features in the lanes | Q row-major, K from the cache itself |
-//! | V1 | 4 rows, a row's 16 keys in the lanes | S, and P by row |
-//! | C2 | 1 to 4 rows x 4 vectors of 16 columns | V from the cache itself, P by broadcast |
+//! | C1 | 4 keys x 1 to 4 rows, features in the lanes; with more rows two such tiles | Q row-major, K from the cache itself |
+//! | V1 | up to 8 rows, a row's 16 keys in the lanes | S, and P by row |
+//! | C2 | 1 to 4 rows x 4 vectors of 16 columns; with more rows two such tiles | V from the cache itself, P by broadcast |
 //!
-//! Meanwhile O's columns lie as V's halves interleave.
+//! Meanwhile O's rows lie close together, as those of a panel's strips are 16 KiB apart and would share a few sets of
+//! L1d, and their columns as V's halves interleave.
 
-use super::few::{PIECES, interleave, interleaved, restore};
+use core::ops::Range;
+
+use super::few::{PIECES, deinterleave, interleave, interleaved};
 use super::*;
 use crate::isa::ahead::LINE;
 use crate::isa::{Mask, STREAM_KEYS, Streamed, Streams};
 use crate::problem::Rescale;
 
 /// Up to so many rows.
-pub(super) const ROWS: usize = 4;
+pub(super) const ROWS: usize = 8;
+/// Rows of a register tile.
+const TILE_ROWS: usize = 4;
 /// Keys of a step: as many as a vector has lanes.
 const KEYS: usize = LANES;
 /// Pairs of them.
@@ -33,11 +38,19 @@ const LEAD: usize = 20;
 const AGAIN: usize = 14;
 /// Of those keys C1 asks for so many, and C2 for the others.
 const C1_ASKS: usize = KEYS / 2;
+const C2_ASKS: usize = KEYS - C1_ASKS;
 
 const _: () = assert!(STREAM_KEYS >= BLOCK_KEYS + LEAD + KEYS);
 
 /// Scores, row by row.
-type Scores = [[f32; KEYS]; ROWS];
+#[repr(align(64))]
+struct Scores([[f32; KEYS]; ROWS]);
+
+/// A register tile's rows.
+struct Tile {
+    index: usize,
+    rows: Range<usize>,
+}
 
 /// P of a step, as C2 takes it.
 struct Probs {
@@ -47,6 +60,7 @@ struct Probs {
     len: usize,
     /// The rows of whose largest that counts too, in its pair.
     carried: u32,
+    /// Where any counts: theirs, and zeros of the others.
     residuals: [Residual; ROWS],
 }
 
@@ -68,16 +82,25 @@ pub(super) fn stream<const D_QK: usize, const D_V: usize>(
     state: &mut RowState,
     o: &mut [OStrip],
 ) -> Streamed {
-    let q = block.q.0.as_flattened();
-    let o = &mut o[..D_V / STRIP];
-    interleave(o, call.rows);
+    let (q, rows) = (block.q.0.as_flattened(), call.rows);
+    let tiles = &tiles(rows)[..rows.div_ceil(TILE_ROWS)];
+    let o = &mut o.as_flattened_mut()[..D_V / STRIP * rows];
     let mut streamed = Streamed::ALL;
+    let mut s = Scores([[0.0; KEYS]; ROWS]);
+    let mut probs = Probs {
+        parts: [[[0; PAIRS]; ROWS]; 2],
+        len: if call.precision == Precision::Bf16x2 {
+            2
+        } else {
+            1
+        },
+        carried: 0,
+        residuals: [Residual { pair: 0, p: 0 }; _],
+    };
     for first in (from..call.keys).step_by(KEYS) {
         let len = KEYS.min(call.keys - first);
         let step = Step {
             zmm,
-            rows: call.rows,
-            pairs: len.div_ceil(2),
             half_lines: D_QK / LINE / 2,
             keys: sixteen(block.keys, first),
             asked: [
@@ -85,16 +108,39 @@ pub(super) fn stream<const D_QK: usize, const D_V: usize>(
                 sixteen(block.asked, first + AGAIN),
             ],
         };
-        let mut s = [[0.0; KEYS]; ROWS];
-        step.qk(q, &mut s);
-        let probs = softmax(zmm, call, first, len, &s, state);
-        if state.increment[..call.rows].iter().any(|&n| n != 0) {
-            advance(zmm, &state.increment, o, call.rows);
+        for group in 0..KEYS / TILE_KEYS {
+            for tile in tiles {
+                match (tiles.len(), tile.rows.len()) {
+                    (1, 1) => step.qk::<1, 1>(tile, group, q, &mut s),
+                    (1, 2) => step.qk::<1, 2>(tile, group, q, &mut s),
+                    (1, 3) => step.qk::<1, 3>(tile, group, q, &mut s),
+                    (1, _) => step.qk::<1, 4>(tile, group, q, &mut s),
+                    (_, 2) => step.qk::<2, 2>(tile, group, q, &mut s),
+                    (_, 3) => step.qk::<2, 3>(tile, group, q, &mut s),
+                    _ => step.qk::<2, 4>(tile, group, q, &mut s),
+                }
+            }
+        }
+        softmax(zmm, call, first, len, &s, state, &mut probs);
+        if state.increment[..rows].iter().any(|&n| n != 0) {
+            advance(zmm, &state.increment[..rows], o);
         }
         let values = sixteen(block.values, first);
-        let all = step.pv(&probs, values, o);
+        let values = &values.as_chunks().0.as_chunks().0[0];
+        let mut all = 0;
+        for tile in tiles {
+            match (tiles.len(), tile.rows.len()) {
+                (1, 1) => step.pv::<1, 1, D_V>(tile, rows, &probs, values, &mut all, o),
+                (1, 2) => step.pv::<1, 2, D_V>(tile, rows, &probs, values, &mut all, o),
+                (1, 3) => step.pv::<1, 3, D_V>(tile, rows, &probs, values, &mut all, o),
+                (1, _) => step.pv::<1, 4, D_V>(tile, rows, &probs, values, &mut all, o),
+                (_, 2) => step.pv::<2, 2, D_V>(tile, rows, &probs, values, &mut all, o),
+                (_, 3) => step.pv::<2, 3, D_V>(tile, rows, &probs, values, &mut all, o),
+                _ => step.pv::<2, 4, D_V>(tile, rows, &probs, values, &mut all, o),
+            }
+        }
         if all != 0 {
-            probs.spread(call.rows, p);
+            probs.spread(rows, p);
             streamed = Streamed {
                 keys: first..first + len,
                 left: Left { all, tail: 0 },
@@ -102,8 +148,35 @@ pub(super) fn stream<const D_QK: usize, const D_V: usize>(
             break;
         }
     }
-    restore(o, call.rows);
     streamed
+}
+
+/// The register tiles of so many rows; the second has none where one is enough.
+fn tiles(rows: usize) -> [Tile; 2] {
+    let first = rows.div_ceil(rows.div_ceil(TILE_ROWS).max(1));
+    let tile = |index, rows| Tile { index, rows };
+    [tile(0, 0..first), tile(1, first..rows)]
+}
+
+/// [`Isa::settle_stream`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub(super) fn settle(o: &mut [OStrip], rows: usize, back: bool) {
+    let strips = o.len();
+    let o = o.as_flattened_mut();
+    if back {
+        for strip in 0..strips {
+            for r in 0..rows {
+                o[strip * rows + r] = interleave(&o[strip * PANEL_ROWS + r]);
+            }
+        }
+    } else {
+        // From the end, so that nothing is overwritten that is still to be moved.
+        for strip in (0..strips).rev() {
+            for r in (0..rows).rev() {
+                o[strip * PANEL_ROWS + r] = deinterleave(&o[strip * rows + r]);
+            }
+        }
+    }
 }
 
 /// A step's rows.
@@ -114,9 +187,9 @@ fn sixteen<T>(rows: &[T; STREAM_KEYS], first: usize) -> &[T; KEYS] {
 /// Moves O to where the reference moved; rare.
 #[cold]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn advance(zmm: Zmm, increment: &[i32; PANEL_ROWS], o: &mut [OStrip], rows: usize) {
-    for o in o {
-        for (o, &increment) in o.iter_mut().zip(&increment[..rows]) {
+fn advance(zmm: Zmm, increment: &[i32], o: &mut [[f32; STRIP]]) {
+    for o in o.chunks_mut(increment.len()) {
+        for (o, &increment) in o.iter_mut().zip(increment).filter(|(_, n)| **n != 0) {
             rescale(zmm, o, Increment::from_bits_clamped(increment));
         }
     }
@@ -125,9 +198,6 @@ fn advance(zmm: Zmm, increment: &[i32; PANEL_ROWS], o: &mut [OStrip], rows: usiz
 /// A step's keys and those to come.
 struct Step<'a, const D_QK: usize> {
     zmm: Zmm,
-    rows: usize,
-    /// Of keys.
-    pairs: usize,
     /// Half of the lines of a row, where the compiler doesn't see it.
     half_lines: usize,
     keys: &'a [&'a [bf16; D_QK]; KEYS],
@@ -139,46 +209,40 @@ impl<const D_QK: usize> Step<'_, D_QK> {
     /// Lines of a row.
     const LINES: usize = D_QK / LINE;
 
-    /// Asks for a line of a row to come, and again for one of a row that is closer.
-    #[inline(always)]
-    fn ask(&self, row: usize, line: usize) {
-        for rows in self.asked {
-            self.zmm.prefetch(rows[row].wrapping_add(line * LINE));
-        }
-    }
-
-    /// C1.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn qk(&self, q: &[u32], s: &mut Scores) {
-        for group in 0..KEYS / TILE_KEYS {
-            match self.rows {
-                0 | 1 => self.scores::<1>(q, group, s),
-                2 => self.scores::<2>(q, group, s),
-                3 => self.scores::<3>(q, group, s),
-                _ => self.scores::<ROWS>(q, group, s),
-            }
-        }
-    }
-
-    /// Scores of `N` rows over a group of keys.
+    /// C1 of a tile, one of `TILES`: scores of its `N` rows over a group of keys.
     #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn scores<const N: usize>(&self, q: &[u32], group: usize, s: &mut Scores) {
+    fn qk<const TILES: usize, const N: usize>(
+        &self,
+        tile: &Tile,
+        group: usize,
+        q: &[u32],
+        s: &mut Scores,
+    ) {
         const { assert!(D_QK.is_multiple_of(2 * LINE)) };
-        let zmm = self.zmm;
-        let q = &q[..N * D_QK / 2];
-        let keys: &[_; TILE_KEYS] = &self.keys.as_chunks().0[group];
         assert!(self.half_lines <= Self::LINES / 2);
-        // A group asks for two rows to come.
+        let zmm = self.zmm;
+        let q = &q[tile.rows.start * D_QK / 2..][..N * D_QK / 2];
+        let s: &mut [_; N] = &mut s.0[tile.rows.start..].as_chunks_mut().0[0];
+        let keys: &[_; TILE_KEYS] = &self.keys.as_chunks().0[group];
+        // A group asks for two rows to come: where there are two tiles, each for one of them.
         const { assert!(C1_ASKS == 2 * (KEYS / TILE_KEYS)) };
         let mut acc = [[_mm512_setzero_ps(); N]; TILE_KEYS];
         for half in 0..2 {
+            let mut asked = self.asked.map(|rows| {
+                if TILES == 1 {
+                    rows[2 * group + half]
+                } else {
+                    rows[2 * group + tile.index].wrapping_add(half * (D_QK / 2))
+                }
+            });
             // Unrolled, requests would be moved together, and Q to the stack.
             for i in 0..self.half_lines {
                 let v = half * (Self::LINES / 2) + i;
-                self.ask(2 * group + half, 2 * i);
-                self.ask(2 * group + half, 2 * i + 1);
+                ask(zmm, &mut asked);
+                if TILES == 1 {
+                    ask(zmm, &mut asked);
+                }
                 let mut pairs = [as_pairs(_mm512_setzero_si512()); N];
                 for r in 0..N {
                     // SAFETY: q has the D_QK / 2 pairs of N rows, by the slicing above, and v is one of
@@ -205,98 +269,112 @@ impl<const D_QK: usize> Step<'_, D_QK> {
         }
     }
 
-    /// C2. Returns the strips that it left, as values in them aren't finite.
-    #[inline]
+    /// C2 of a tile, one of `TILES`: its `N` of the `rows` of O, strip by strip. Leaves the strips that are `left`, and
+    /// adds those to them in which values aren't finite. Such a V makes every row's O so, since 0 times it is NaN:
+    /// the first row of all tells.
+    #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn pv<const D_V: usize>(
+    fn pv<const TILES: usize, const N: usize, const D_V: usize>(
         &self,
-        p: &Probs,
-        values: &[&[bf16; D_V]; KEYS],
-        o: &mut [OStrip],
-    ) -> Strips {
-        let values = &values.as_chunks().0[..self.pairs];
-        let mut left = 0;
-        for (strip, o) in o.iter_mut().enumerate() {
-            let done = match self.rows {
-                0 | 1 => self.products::<1, D_V>(p, values, strip, o),
-                2 => self.products::<2, D_V>(p, values, strip, o),
-                3 => self.products::<3, D_V>(p, values, strip, o),
-                _ => self.products::<ROWS, D_V>(p, values, strip, o),
-            };
-            left |= Strips::from(!done) << strip;
-        }
-        left
-    }
-
-    /// `N` rows of O over a strip. A V that isn't finite makes every row's O so, since 0 times it is NaN: the first
-    /// row tells, and all are left as they were then.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn products<const N: usize, const D_V: usize>(
-        &self,
-        p: &Probs,
-        values: &[[&[bf16; D_V]; 2]],
-        strip: usize,
-        o: &mut OStrip,
-    ) -> bool {
-        assert!((strip + 1) * STRIP <= D_V);
-        let o: &mut [[f32; STRIP]; N] = &mut o.as_chunks_mut().0[0];
-        let mut acc = [[[_mm512_setzero_ps(); 2]; PIECES]; N];
-        for r in 0..N {
-            for i in 0..PIECES {
-                acc[r][i] = read(&o[r], i);
+        tile: &Tile,
+        rows: usize,
+        probs: &Probs,
+        values: &[[&[bf16; D_V]; 2]; PAIRS],
+        left: &mut Strips,
+        o: &mut [[f32; STRIP]],
+    ) {
+        let strips = const { D_V / STRIP };
+        let parts = &probs.parts[..probs.len];
+        let carried = probs.carried >> tile.rows.start & ((1 << N) - 1);
+        for (strip, o) in o.chunks_mut(rows).enumerate().take(strips) {
+            let o: &mut [_; N] = &mut o[tile.rows.start..].as_chunks_mut().0[0];
+            if *left >> strip & 1 != 0 {
+                continue;
             }
-        }
-        let each = const { Self::LINES / PAIRS };
-        self.ask_some::<D_V>(strip, PAIRS * each, Self::LINES % PAIRS);
-        for p in &p.parts[..p.len] {
+            let mut acc = [[[_mm512_setzero_ps(); 2]; PIECES]; N];
+            for r in 0..N {
+                for i in 0..PIECES {
+                    acc[r][i] = read(&o[r], i);
+                }
+            }
+            let mut asked = self.first_asked::<TILES, D_V>(tile.index * strips + strip);
+            // The lines that each of these tiles of dots asks for, of one row.
+            let lines = const { Self::LINES / (TILES * (D_V / STRIP)).div_ceil(C2_ASKS) };
+            for _ in 0..lines % PAIRS {
+                ask(self.zmm, &mut asked);
+            }
             for (k, pair) in values.iter().enumerate() {
-                self.ask_some::<D_V>(strip, k * each, each);
-                // SAFETY: the strip lies within D_V, asserted above.
+                for _ in 0..lines / PAIRS {
+                    ask(self.zmm, &mut asked);
+                }
+                // SAFETY: `take` keeps the strip within D_V.
                 let v = unsafe { interleaved(pair, strip) };
+                let mut add_part = |p: &[[u32; PAIRS]; ROWS]| {
+                    let p: &[_; N] = &p[tile.rows.start..].as_chunks().0[0];
+                    for r in 0..N {
+                        for i in 0..PIECES {
+                            add(&mut acc[r][i], &v[i], p[r][k]);
+                        }
+                    }
+                };
+                add_part(&parts[0]);
+                if let Some(low) = parts.get(1) {
+                    add_part(low);
+                }
+            }
+            if carried != 0 {
+                // Zeros where it doesn't count: no branch that the processor would have to foresee.
                 for r in 0..N {
+                    let residual = &probs.residuals[tile.rows.start + r];
+                    // SAFETY: `take` keeps the strip within D_V.
+                    let v = unsafe { interleaved(&values[residual.pair], strip) };
                     for i in 0..PIECES {
-                        add(&mut acc[r][i], &v[i], p[r][k]);
+                        add(&mut acc[r][i], &v[i], residual.p);
                     }
                 }
             }
-        }
-        if p.carried != 0 {
-            for r in 0..N {
-                let Some(residual) = p.residual(r) else {
+            if tile.index == 0 {
+                let mut wrong = 0;
+                for acc in acc[0].as_flattened() {
+                    wrong |= _mm512_fpclass_ps_mask::<NOT_FINITE>(*acc);
+                }
+                if wrong != 0 {
+                    *left |= 1 << strip;
                     continue;
-                };
-                // SAFETY: the strip lies within D_V, asserted above.
-                let v = unsafe { interleaved(&values[residual.pair], strip) };
+                }
+            }
+            for r in 0..N {
                 for i in 0..PIECES {
-                    add(&mut acc[r][i], &v[i], residual.p);
+                    write(&mut o[r], i, acc[r][i]);
                 }
             }
         }
-        let mut wrong = 0;
-        for acc in acc[0].as_flattened() {
-            wrong |= _mm512_fpclass_ps_mask::<NOT_FINITE>(*acc);
-        }
-        if wrong != 0 {
-            return false;
-        }
-        for r in 0..N {
-            for i in 0..PIECES {
-                write(&mut o[r], i, acc[r][i]);
-            }
-        }
-        true
     }
 
-    /// Asks for some lines of the rows to come that are a strip's to ask for.
+    /// Where the `visit`th of C2's tiles of dots begins to ask. Rows beyond its first are asked for here.
     #[inline(always)]
-    fn ask_some<const D_V: usize>(&self, strip: usize, from: usize, lines: usize) {
-        let rows = const { (KEYS - C1_ASKS) / (D_V / STRIP) };
-        for row in 0..rows {
-            for line in from..from + lines {
-                self.ask(C1_ASKS + strip * rows + row, line);
+    fn first_asked<const TILES: usize, const D_V: usize>(&self, visit: usize) -> [*const bf16; 2] {
+        let visits = const { TILES * (D_V / STRIP) };
+        let row = C1_ASKS + visit * C2_ASKS / visits;
+        for row in row + 1..row + C2_ASKS / visits {
+            for line in 0..Self::LINES {
+                ask(
+                    self.zmm,
+                    &mut self.asked.map(|rows| rows[row].wrapping_add(line * LINE)),
+                );
             }
         }
+        let line = visit * C2_ASKS % visits * Self::LINES / visits;
+        self.asked.map(|rows| rows[row].wrapping_add(line * LINE))
+    }
+}
+
+/// Asks for a line of a row to come, and again for one of a row that is closer; then come those behind them.
+#[inline(always)]
+fn ask(zmm: Zmm, at: &mut [*const bf16; 2]) {
+    for at in at {
+        zmm.prefetch(*at);
+        *at = at.wrapping_add(LINE);
     }
 }
 
@@ -337,57 +415,158 @@ fn softmax(
     len: usize,
     s: &Scores,
     state: &mut RowState,
-) -> Probs {
+    probs: &mut Probs,
+) {
     let seen = seen(call.mask, first, len);
     let lowest = _mm512_set1_ps(f32::NEG_INFINITY);
+    let zero = _mm512_setzero_ps();
+    // Rows beyond the call's compute on what lies there, and count for nothing.
+    let more = call.rows > 4;
+    let mut scores = [lowest; ROWS];
+    for r in 0..if more { ROWS } else { 4 } {
+        scores[r] = forwarded(&s.0[r]);
+    }
     // The second where the first is NaN.
-    let largest = |r: usize| _mm512_mask_max_ps(lowest, seen[r], load(&s[r]), lowest);
-    let mut max = [f32::NEG_INFINITY; PANEL_ROWS];
-    max.as_chunks_mut().0[0] = zmm.max_lanes([largest(0), largest(1), largest(2), largest(3)]);
-    let bases = v1::advance(call, &max, state);
+    let largest = |r: usize| _mm512_mask_max_ps(lowest, seen[r], scores[r], lowest);
+    let four =
+        |r: usize| zmm.max_lanes([largest(r), largest(r + 1), largest(r + 2), largest(r + 3)]);
+    let mut max = _mm512_insertf32x4::<0>(lowest, quarter(four(0)));
+    if more {
+        max = _mm512_insertf32x4::<1>(max, quarter(four(4)));
+    }
+    let bases = follow(call, max, state);
     let exact = call.rescale == Rescale::Exact;
     let whole = call.precision == Precision::Bf16x2;
-    let zero = _mm512_setzero_ps();
     let scale = _mm512_set1_ps(call.scale);
-    let mut probs = Probs {
-        parts: [[[0; PAIRS]; ROWS]; 2],
-        len: if whole { 2 } else { 1 },
-        carried: 0,
-        residuals: [Residual { pair: 0, p: 0 }; _],
-    };
-    let mut key = [0; ROWS];
-    let (mut sums, mut kept) = ([zero; ROWS], [zero; ROWS]);
-    for r in 0..ROWS {
-        let below = _mm512_sub_ps(load(&s[r]), _mm512_set1_ps(bases.max[r]));
+    let mut tops = [0; ROWS];
+    let mut row = |r: usize| {
+        let below = _mm512_sub_ps(scores[r], _mm512_set1_ps(bases.max[r]));
         let t = _mm512_fmadd_ps(below, scale, _mm512_set1_ps(bases.offset[r]));
-        let mut prob = _mm512_maskz_mov_ps(seen[r], zmm.exp2(t));
-        sums[r] = prob;
-        // The last key of those that have the largest score.
-        let largest = _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(seen[r], below, zero);
-        key[r] = largest.checked_ilog2().unwrap_or(0);
-        if !exact {
-            prob = _mm512_mul_ps(prob, _mm512_set1_ps(bases.factor[r]));
-        }
+        let sum = _mm512_maskz_mov_ps(seen[r], zmm.exp2(t));
+        tops[r] = _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(seen[r], below, zero);
+        let prob = if exact {
+            sum
+        } else {
+            _mm512_mul_ps(sum, _mm512_set1_ps(bases.factor[r]))
+        };
         let high = _mm512_cvtneps_pbh(prob);
-        let used = _mm512_cvtpbh_ps(high);
-        kept[r] = used;
+        let mut kept = _mm512_cvtpbh_ps(high);
         probs.parts[0][r] = words(high);
         if whole {
-            let rest = _mm512_cvtneps_pbh(_mm512_sub_ps(prob, used));
+            let rest = _mm512_cvtneps_pbh(_mm512_sub_ps(prob, kept));
             probs.parts[1][r] = words(rest);
-            kept[r] = _mm512_add_ps(used, _mm512_cvtpbh_ps(rest));
+            kept = _mm512_add_ps(kept, _mm512_cvtpbh_ps(rest));
         }
+        [sum, kept]
+    };
+    let mut sums = [zero; 2];
+    for half in 0..if more { 2 } else { 1 } {
+        let r = 4 * half;
+        let rows = [row(r), row(r + 1), row(r + 2), row(r + 3)];
+        let sum = quarter(zmm.sum_lanes(rows.map(|row| row[0])));
+        let kept = if exact {
+            quarter(zmm.sum_lanes(rows.map(|row| row[1])))
+        } else {
+            sum
+        };
+        sums = if half == 0 {
+            [sum, kept].map(|four| _mm512_insertf32x4::<0>(zero, four))
+        } else {
+            [
+                _mm512_insertf32x4::<1>(sums[0], sum),
+                _mm512_insertf32x4::<1>(sums[1], kept),
+            ]
+        };
     }
-    let sums = zmm.sum_lanes(sums);
-    let kept = if exact { zmm.sum_lanes(kept) } else { sums };
-    for r in 0..ROWS {
-        state.sum[r] += sums[r];
-        state.rounded_sum[r] += kept[r];
-    }
+    let sum = &mut state.sum.as_chunks_mut().0[0];
+    let total = _mm512_add_ps(load(sum), sums[0]);
+    store(sum, total);
+    let rounded = &mut state.rounded_sum.as_chunks_mut().0[0];
+    store(rounded, _mm512_add_ps(load(rounded), sums[1]));
+    probs.carried = 0;
     if exact && !whole {
-        probs.carry(zmm, &bases.offset, &key, call.rows, state);
+        probs.carry(zmm, &bases.offset, &tops, call.rows, total, state);
     }
-    probs
+}
+
+/// A row's scores, by four loads, each of what C1 stored at once: a single one would wait until all four stores
+/// have left for L1d. Volatile, since the compiler would make one of them.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn forwarded(s: &[f32; KEYS]) -> __m512 {
+    let [a, b, c, d]: &[[f32; TILE_KEYS]; KEYS / TILE_KEYS] = &s.as_chunks().0.as_chunks().0[0];
+    // SAFETY: a reference to 4 f32, of which every pattern is a value.
+    let [a, b, c, d] = [a, b, c, d].map(|s| quarter(unsafe { core::ptr::read_volatile(s) }));
+    let ab = _mm512_insertf32x4::<1>(_mm512_castps128_ps512(a), b);
+    _mm512_insertf32x4::<3>(_mm512_insertf32x4::<2>(ab, c), d)
+}
+
+/// Four rows' sums or maxima.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn quarter([a, b, c, d]: [f32; 4]) -> __m128 {
+    _mm_setr_ps(a, b, c, d)
+}
+
+/// [`v1::Bases`], of the first rows.
+struct Bases {
+    max: [f32; LANES],
+    offset: [f32; LANES],
+    factor: [f32; LANES],
+}
+
+/// [`v1::advance`]: here where no reference moves, as in most steps.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn follow(call: &Softmax<'_>, score: __m512, state: &mut RowState) -> Bases {
+    let lowest = _mm512_set1_ps(f32::NEG_INFINITY);
+    let rows = __mmask16::MAX >> (LANES - call.rows);
+    let some = _mm512_mask_cmp_ps_mask::<_CMP_NEQ_UQ>(rows, score, lowest);
+    let scaled = _mm512_mask_mul_ps(lowest, some, score, _mm512_set1_ps(call.scale));
+    // Also where a finite score leaves FP32 when scaled.
+    let some = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(scaled, lowest);
+    let reference = load(&state.reference.as_chunks().0[0]);
+    let follows = _mm512_cmp_ps_mask::<_CMP_LE_OQ>(scaled, reference);
+    // Beyond 2^22 FP32 has no fraction left.
+    let size = _mm512_abs_ps(reference);
+    let near = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(size, _mm512_set1_ps(4_194_304.0));
+    if some & !(follows & near) != 0 {
+        return moved(call, score, state);
+    }
+    let offset = match call.rescale {
+        Rescale::Exact => {
+            // In f64 the product is exact.
+            let wide = |x| _mm512_cvtps_pd(_mm512_castps512_ps256(x));
+            let scale = _mm512_set1_pd(f64::from(call.scale));
+            let offset = _mm512_fmsub_pd(wide(score), scale, wide(reference));
+            _mm512_castps256_ps512(_mm512_cvtpd_ps(offset))
+        }
+        Rescale::Compensated => _mm512_sub_ps(scaled, reference),
+    };
+    let mut bases = Bases {
+        max: [0.0; LANES],
+        offset: [0.0; LANES],
+        factor: *state.factor.first_chunk().unwrap_or(&[1.0; _]),
+    };
+    store(&mut bases.max, _mm512_maskz_mov_ps(some, score));
+    store(&mut bases.offset, _mm512_mask_mov_ps(lowest, some, offset));
+    state.increment[..LANES].fill(0);
+    bases
+}
+
+/// The same, where it does.
+#[cold]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn moved(call: &Softmax<'_>, max: __m512, state: &mut RowState) -> Bases {
+    let mut all = [f32::NEG_INFINITY; PANEL_ROWS];
+    store(&mut all.as_chunks_mut().0[0], max);
+    let bases = v1::advance(call, &all, state);
+    let first = |rows: &[f32; PANEL_ROWS]| *rows.first_chunk().unwrap_or(&[0.0; _]);
+    Bases {
+        max: first(&bases.max),
+        offset: first(&bases.offset),
+        factor: first(&bases.factor),
+    }
 }
 
 /// Which of a step's keys each row sees.
@@ -418,24 +597,23 @@ impl Probs {
     fn carry(
         &mut self,
         zmm: Zmm,
-        offset: &[f32; PANEL_ROWS],
-        key: &[u32; ROWS],
+        offset: &[f32; LANES],
+        tops: &[__mmask16; ROWS],
         rows: usize,
+        sum: __m512,
         state: &mut RowState,
     ) {
         /// The part of a row's sum from which on a P counts: 2^-6 of its error of 2^-9.
         const COUNTS: f32 = 1.0 / 64.0;
-        let offset = load(&offset.as_chunks().0[0]);
-        let largest = zmm.exp2(offset);
-        let high = _mm512_cvtpbh_ps(_mm512_cvtneps_pbh(largest));
-        let residual = _mm512_cvtneps_pbh(_mm512_sub_ps(largest, high));
-        let sum = load(&state.sum.as_chunks().0[0]);
+        let largest = zmm.exp2(load(offset));
         let least = _mm512_mul_ps(sum, _mm512_set1_ps(COUNTS));
         let counts = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(largest, least);
         let counts = counts & __mmask16::MAX >> (LANES - rows);
         if counts == 0 {
             return;
         }
+        let high = _mm512_cvtpbh_ps(_mm512_cvtneps_pbh(largest));
+        let residual = _mm512_cvtneps_pbh(_mm512_sub_ps(largest, high));
         let residual = _mm512_maskz_mov_ps(counts, _mm512_cvtpbh_ps(residual));
         let rounded = &mut state.rounded_sum.as_chunks_mut().0[0];
         store(rounded, _mm512_add_ps(load(rounded), residual));
@@ -444,9 +622,11 @@ impl Probs {
         for r in 0..ROWS {
             // A BF16's bits are the upper half of its FP32's.
             let bits = bits[r].to_bits() >> 16;
+            // The last key of those that have the largest score.
+            let key = tops[r].checked_ilog2().unwrap_or(0);
             self.residuals[r] = Residual {
-                pair: key[r] as usize / 2,
-                p: bits << (16 * (key[r] % 2)),
+                pair: key as usize / 2,
+                p: bits << (16 * (key % 2)),
             };
         }
         self.carried = u32::from(counts);
@@ -461,9 +641,11 @@ impl Probs {
                 p.low.0[k][r] = self.parts[1][r][k];
             }
         }
-        for (r, residual) in self.residuals.iter().enumerate() {
-            p.residuals.pair[r] = u32::try_from(residual.pair).unwrap_or(0);
-            p.residuals.p[r] = residual.p;
+        for r in 0..rows {
+            let Residual { pair, p: bits } =
+                *self.residual(r).unwrap_or(&Residual { pair: 0, p: 0 });
+            p.residuals.pair[r] = u32::try_from(pair).unwrap_or(0);
+            p.residuals.p[r] = bits;
         }
     }
 }
