@@ -587,7 +587,7 @@ fn widen_and_pack<I: Isa, const D_V: usize>(
 /// C2 of what was `left` because V, or a row's P or O, holds an infinity or a NaN: IEEE
 /// arithmetic in FP32, and only over the keys that each row sees.
 #[cold]
-#[expect(clippy::too_many_arguments, reason = "called in one place")]
+#[expect(clippy::too_many_arguments, reason = "called in two places")]
 fn pv_non_finite<I: Isa>(
     isa: I,
     group: &Group<'_>,

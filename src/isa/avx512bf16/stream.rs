@@ -3,7 +3,8 @@
 //! What memory delivers must not wait for anything, so keys come to L1d once and stay there until C2 is done
 //! with them: a core has few slots for lines on their way, and those from L2 would take them from those from
 //! memory. In all of C1 and C2, lines of rows to come are asked for one after the other, in the order that they lie
-//! there; and once more a few keys later, since a core drops what it has no slot for (`docs/adr/0026`).
+//! there (C2 of fewer than 512 columns has too few tiles of dots for that, and asks for several at once); and once
+//! more a few keys later, since a core drops what it has no slot for (`docs/adr/0026`).
 //!
 //! | stage | register tile | streams |
 //! |---|---|---|
@@ -323,13 +324,22 @@ impl<const D_QK: usize> Step<'_, D_QK> {
                 }
             }
             if carried != 0 {
-                // Zeros where it doesn't count: no branch that the processor would have to foresee.
+                // Masks where it doesn't count: no branch that the processor would have to foresee, and nothing of other
+                // rows, not even the sign of a zero.
                 for r in 0..N {
                     let residual = &probs.residuals[tile.rows.start + r];
+                    let counts = if carried >> r & 1 != 0 {
+                        __mmask16::MAX
+                    } else {
+                        0
+                    };
+                    let p = as_pairs(_mm512_set1_epi32(residual.p.cast_signed()));
                     // SAFETY: `take` keeps the strip within D_V.
                     let v = unsafe { interleaved(&values[residual.pair], strip) };
                     for i in 0..PIECES {
-                        add(&mut acc[r][i], &v[i], residual.p);
+                        for (acc, v) in acc[r][i].iter_mut().zip(v[i]) {
+                            *acc = _mm512_mask_dpbf16_ps(*acc, counts, as_pairs(v), p);
+                        }
                     }
                 }
             }
