@@ -39,6 +39,17 @@ impl<'a> Ahead<'a> {
     /// Asks for the next lines.
     #[inline(always)]
     pub fn step<S: Simd>(&mut self, simd: S) {
+        self.ask(|line| simd.prefetch(line));
+    }
+
+    /// The same with [`Simd::prefetch_far`].
+    #[inline(always)]
+    pub fn step_far<S: Simd>(&mut self, simd: S) {
+        self.ask(|line| simd.prefetch_far(line));
+    }
+
+    #[inline(always)]
+    fn ask(&mut self, one: impl Fn(*const bf16)) {
         self.due += self.lines;
         while self.due >= self.steps {
             self.due -= self.steps;
@@ -47,7 +58,7 @@ impl<'a> Ahead<'a> {
                 self.line = row.as_ptr();
                 self.left = row.len() / LINE;
             }
-            simd.prefetch(self.line);
+            one(self.line);
             self.line = self.line.wrapping_add(LINE);
             self.left = self.left.saturating_sub(1);
         }

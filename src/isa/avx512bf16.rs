@@ -53,13 +53,22 @@ const PAIRS_K: usize = ascend::BASE_K / 2;
 #[derive(Clone, Copy)]
 pub struct Avx512Bf16 {
     zmm: Zmm,
+    /// Whether streams ask memory for lines into L2.
+    to_l2: bool,
 }
 
 impl Avx512Bf16 {
     /// The token, if the processor qualifies.
     pub fn new() -> Option<Self> {
         let zmm = Zmm::new()?;
-        detect::has_avx512_bf16().then_some(Self { zmm })
+        let to_l2 = detect::few_l1_fills();
+        detect::has_avx512_bf16().then_some(Self { zmm, to_l2 })
+    }
+
+    /// The same for processors that have lines asked into L2, and for others.
+    #[cfg(test)]
+    pub fn both() -> Option<[Self; 2]> {
+        Self::new().map(|isa| [true, false].map(|to_l2| Self { to_l2, ..isa }))
     }
 }
 
@@ -177,8 +186,15 @@ impl Isa for Avx512Bf16 {
         state: &mut RowState,
         o: &mut [OStrip],
     ) -> Streamed {
+        let zmm = self.zmm;
         // SAFETY: the token proves the features.
-        unsafe { stream::stream(self.zmm, call, block, from, p, state, o) }
+        unsafe {
+            if self.to_l2 && call.rows <= stream::TILE_ROWS {
+                stream::stream::<D_QK, D_V, true>(zmm, call, block, from, p, state, o)
+            } else {
+                stream::stream::<D_QK, D_V, false>(zmm, call, block, from, p, state, o)
+            }
+        }
     }
 
     fn settle_stream(self, o: &mut [OStrip], rows: usize, back: bool) {

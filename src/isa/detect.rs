@@ -5,7 +5,7 @@
 #[cfg(target_arch = "aarch64")]
 pub use aarch64::has_bf16;
 #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
-pub use x86::{has_avx2, has_avx512, has_avx512_bf16, slow_bf16_dots};
+pub use x86::{few_l1_fills, has_avx2, has_avx512, has_avx512_bf16, slow_bf16_dots};
 
 #[cfg(any(
     target_arch = "aarch64",
@@ -76,7 +76,7 @@ mod x86 {
     const AVX2: u32 = 1;
     const AVX512: u32 = 2;
     const AVX512_BF16: u32 = 4;
-    const SLOW_BF16_DOTS: u32 = 8;
+    const INTEL: u32 = 8;
 
     /// AVX-512 F, BW, DQ, VL and BF16, with the operating system saving the
     /// registers.
@@ -97,7 +97,13 @@ mod x86 {
     /// Whether FP32 multiply-adds of 512 bits outrun BF16 dots of 512 bits: on Intel's
     /// cores, one of which does two of the former per cycle, or half of the latter.
     pub fn slow_bf16_dots() -> bool {
-        features() & SLOW_BF16_DOTS != 0
+        features() & INTEL != 0
+    }
+
+    /// Whether lines from memory are better asked into L2 than into L1d: Intel's cores have 16 slots for lines on their way to
+    /// L1d, which each request keeps for as long as memory takes, and three times as many for those to L2.
+    pub fn few_l1_fills() -> bool {
+        features() & INTEL != 0
     }
 
     fn features() -> u32 {
@@ -139,7 +145,7 @@ mod x86 {
             (on_ymm, AVX2),
             (on_zmm, AVX512),
             (on_zmm && bf16, AVX512_BF16),
-            (intel, SLOW_BF16_DOTS),
+            (intel, INTEL),
         ] {
             found |= if has { bit } else { 0 };
         }

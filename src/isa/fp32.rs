@@ -217,7 +217,7 @@ fn tile<
     let pairs = narrow.pairs();
     if STEP < PAIRS {
         for step in (0..pairs).step_by(STEP) {
-            ahead.step(simd);
+            ahead.step_far(simd);
             let some = step..pairs.min(step + STEP);
             accumulate::<S, M, N, FIRST, ROW, PAIR, HALF, _, _>(
                 simd, a, narrow, b, first, some, &mut acc,

@@ -87,6 +87,12 @@ pub trait Simd: Copy {
     /// Asks for the line of memory at an address, which need not be one.
     fn prefetch(self, at: *const bf16);
 
+    /// The same for one that is needed a good while later, and so doesn't have to come closer than L2.
+    #[inline(always)]
+    fn prefetch_far(self, at: *const bf16) {
+        self.prefetch(at);
+    }
+
     /// `2^t`; zero below `2^-126`, NaN for NaN.
     #[inline(always)]
     fn exp2(self, t: Self::F32) -> Self::F32 {

@@ -4,7 +4,9 @@
 //! with them: a core has few slots for lines on their way, and those from L2 would take them from those from
 //! memory. In all of C1 and C2, lines of rows to come are asked for one after the other, in the order that they lie
 //! there (C2 of fewer than 512 columns has too few tiles of dots for that, and asks for several at once); and once
-//! more a few keys later, since a core drops what it has no slot for (`docs/adr/0026`).
+//! more a few keys later, since a core drops what it has no slot for (`docs/adr/0026`). Intel's cores drop nothing, but
+//! requests to L1d keep its few slots for as long as memory takes: there each line is asked for once, into L2, where a
+//! single tile leaves so little time that it shows.
 //!
 //! | stage | register tile | streams |
 //! |---|---|---|
@@ -26,7 +28,7 @@ use crate::problem::Rescale;
 /// Up to so many rows.
 pub(super) const ROWS: usize = 8;
 /// Rows of a register tile.
-const TILE_ROWS: usize = 4;
+pub(super) const TILE_ROWS: usize = 4;
 /// Keys of a step: as many as a vector has lanes.
 const KEYS: usize = LANES;
 /// Pairs of them.
@@ -65,16 +67,20 @@ struct Probs {
     residuals: [Residual; ROWS],
 }
 
-/// A word of the second part, alone.
+/// What rounding took from a P, itself rounded to BF16.
 #[derive(Clone, Copy)]
 struct Residual {
-    pair: usize,
-    p: u32,
+    key: usize,
+    p: f32,
 }
 
-/// [`Isa::stream`].
+impl Residual {
+    const NONE: Self = Self { key: 0, p: 0.0 };
+}
+
+/// [`Isa::stream`]. With `TO_L2`, for the rows of one tile at most, lines to come are asked into L2 alone.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(super) fn stream<const D_QK: usize, const D_V: usize>(
+pub(super) fn stream<const D_QK: usize, const D_V: usize, const TO_L2: bool>(
     zmm: Zmm,
     call: &Softmax<'_>,
     block: &Streams<'_, D_QK, D_V>,
@@ -84,7 +90,8 @@ pub(super) fn stream<const D_QK: usize, const D_V: usize>(
     o: &mut [OStrip],
 ) -> Streamed {
     let (q, rows) = (block.q.0.as_flattened(), call.rows);
-    let tiles = &tiles(rows)[..rows.div_ceil(TILE_ROWS)];
+    assert!(!TO_L2 || rows <= TILE_ROWS);
+    let tiles = &tiles(rows)[..if TO_L2 { 1 } else { rows.div_ceil(TILE_ROWS) }];
     let o = &mut o.as_flattened_mut()[..D_V / STRIP * rows];
     let mut streamed = Streamed::ALL;
     let mut s = Scores([[0.0; KEYS]; ROWS]);
@@ -96,11 +103,11 @@ pub(super) fn stream<const D_QK: usize, const D_V: usize>(
             1
         },
         carried: 0,
-        residuals: [Residual { pair: 0, p: 0 }; _],
+        residuals: [Residual::NONE; _],
     };
     for first in (from..call.keys).step_by(KEYS) {
         let len = KEYS.min(call.keys - first);
-        let step = Step {
+        let step = Step::<D_QK, TO_L2> {
             zmm,
             half_lines: D_QK / LINE / 2,
             keys: sixteen(block.keys, first),
@@ -197,7 +204,7 @@ fn advance(zmm: Zmm, increment: &[i32], o: &mut [[f32; STRIP]]) {
 }
 
 /// A step's keys and those to come.
-struct Step<'a, const D_QK: usize> {
+struct Step<'a, const D_QK: usize, const TO_L2: bool> {
     zmm: Zmm,
     /// Half of the lines of a row, where the compiler doesn't see it.
     half_lines: usize,
@@ -206,7 +213,7 @@ struct Step<'a, const D_QK: usize> {
     asked: [&'a [*const bf16; KEYS]; 2],
 }
 
-impl<const D_QK: usize> Step<'_, D_QK> {
+impl<const D_QK: usize, const TO_L2: bool> Step<'_, D_QK, TO_L2> {
     /// Lines of a row.
     const LINES: usize = D_QK / LINE;
 
@@ -240,9 +247,9 @@ impl<const D_QK: usize> Step<'_, D_QK> {
             // Unrolled, requests would be moved together, and Q to the stack.
             for i in 0..self.half_lines {
                 let v = half * (Self::LINES / 2) + i;
-                ask(zmm, &mut asked);
+                self.ask(&mut asked);
                 if TILES == 1 {
-                    ask(zmm, &mut asked);
+                    self.ask(&mut asked);
                 }
                 let mut pairs = [as_pairs(_mm512_setzero_si512()); N];
                 for r in 0..N {
@@ -302,11 +309,11 @@ impl<const D_QK: usize> Step<'_, D_QK> {
             // The lines that each of these tiles of dots asks for, of one row.
             let lines = const { Self::LINES / (TILES * (D_V / STRIP)).div_ceil(C2_ASKS) };
             for _ in 0..lines % PAIRS {
-                ask(self.zmm, &mut asked);
+                self.ask(&mut asked);
             }
             for (k, pair) in values.iter().enumerate() {
                 for _ in 0..lines / PAIRS {
-                    ask(self.zmm, &mut asked);
+                    self.ask(&mut asked);
                 }
                 // SAFETY: `take` keeps the strip within D_V.
                 let v = unsafe { interleaved(pair, strip) };
@@ -333,12 +340,12 @@ impl<const D_QK: usize> Step<'_, D_QK> {
                     } else {
                         0
                     };
-                    let p = as_pairs(_mm512_set1_epi32(residual.p.cast_signed()));
+                    let p = _mm512_set1_ps(residual.p);
                     // SAFETY: `take` keeps the strip within D_V.
-                    let v = unsafe { interleaved(&values[residual.pair], strip) };
+                    let v = unsafe { widened(values.as_flattened()[residual.key], strip) };
                     for i in 0..PIECES {
                         for (acc, v) in acc[r][i].iter_mut().zip(v[i]) {
-                            *acc = _mm512_mask_dpbf16_ps(*acc, counts, as_pairs(v), p);
+                            *acc = _mm512_mask3_fmadd_ps(p, v, *acc, counts);
                         }
                     }
                 }
@@ -368,23 +375,25 @@ impl<const D_QK: usize> Step<'_, D_QK> {
         let row = C1_ASKS + visit * C2_ASKS / visits;
         for row in row + 1..row + C2_ASKS / visits {
             for line in 0..Self::LINES {
-                ask(
-                    self.zmm,
-                    &mut self.asked.map(|rows| rows[row].wrapping_add(line * LINE)),
-                );
+                self.ask(&mut self.asked.map(|rows| rows[row].wrapping_add(line * LINE)));
             }
         }
         let line = visit * C2_ASKS % visits * Self::LINES / visits;
         self.asked.map(|rows| rows[row].wrapping_add(line * LINE))
     }
-}
 
-/// Asks for a line of a row to come, and again for one of a row that is closer; then come those behind them.
-#[inline(always)]
-fn ask(zmm: Zmm, at: &mut [*const bf16; 2]) {
-    for at in at {
-        zmm.prefetch(*at);
-        *at = at.wrapping_add(LINE);
+    /// Asks for a line of a row to come, and mostly again for one of a row that is closer; then come those behind them.
+    #[inline(always)]
+    fn ask(&self, at: &mut [*const bf16; 2]) {
+        if TO_L2 {
+            self.zmm.prefetch_far(at[0]);
+        } else {
+            self.zmm.prefetch(at[0]);
+            self.zmm.prefetch(at[1]);
+        }
+        for at in at {
+            *at = at.wrapping_add(LINE);
+        }
     }
 }
 
@@ -403,6 +412,25 @@ fn write(o: &mut [f32; STRIP], piece: usize, acc: [__m512; 2]) {
     for i in 0..2 {
         store(&mut o[i], acc[i]);
     }
+}
+
+/// A strip of a key's values in FP32, in the order in which those of a pair interleave.
+///
+/// # Safety
+/// The strip lies within the values.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+unsafe fn widened<const D_V: usize>(value: &[bf16; D_V], strip: usize) -> [[__m512; 2]; PIECES] {
+    let zero = _mm512_setzero_si512();
+    let mut v = [[_mm512_setzero_ps(); 2]; PIECES];
+    for i in 0..PIECES {
+        let column = strip * STRIP + i * LINE;
+        // SAFETY: the caller's promise; a piece is a line of 64 bytes, and the load needs no alignment.
+        let row = unsafe { _mm512_loadu_si512(value.as_ptr().add(column).cast()) };
+        v[i][0] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, row));
+        v[i][1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, row));
+    }
+    v
 }
 
 /// A piece of a row of O and a pair's P, times their values.
@@ -630,14 +658,9 @@ impl Probs {
         let mut bits = [0.0; LANES];
         store(&mut bits, residual);
         for r in 0..ROWS {
-            // A BF16's bits are the upper half of its FP32's.
-            let bits = bits[r].to_bits() >> 16;
             // The last key of those that have the largest score.
-            let key = tops[r].checked_ilog2().unwrap_or(0);
-            self.residuals[r] = Residual {
-                pair: key as usize / 2,
-                p: bits << (16 * (key % 2)),
-            };
+            let key = tops[r].checked_ilog2().unwrap_or(0) as usize;
+            self.residuals[r] = Residual { key, p: bits[r] };
         }
         self.carried = u32::from(counts);
     }
@@ -652,10 +675,10 @@ impl Probs {
             }
         }
         for r in 0..rows {
-            let Residual { pair, p: bits } =
-                *self.residual(r).unwrap_or(&Residual { pair: 0, p: 0 });
-            p.residuals.pair[r] = u32::try_from(pair).unwrap_or(0);
-            p.residuals.p[r] = bits;
+            let residual = self.residual(r).unwrap_or(&Residual::NONE);
+            p.residuals.pair[r] = u32::try_from(residual.key / 2).unwrap_or(0);
+            // A BF16's bits are the upper half of its FP32's.
+            p.residuals.p[r] = residual.p.to_bits() >> 16 << (16 * (residual.key % 2));
         }
     }
 }
@@ -666,4 +689,61 @@ impl Probs {
 fn words(p: __m256bh) -> [u32; PAIRS] {
     // SAFETY: both are 32 bytes of which every pattern is a value.
     unsafe { core::mem::transmute(p) }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::boxed::Box;
+    use std::vec::Vec;
+
+    use super::*;
+    use crate::tile::{Tiles, Workspace};
+
+    /// A processor runs one way by itself: they differ in what memory is asked for, and not in a bit of the results.
+    #[test]
+    fn both_ways_agree() {
+        const KEYS: usize = 24;
+        const D: usize = 64;
+        let Some(both) = Avx512Bf16::both() else {
+            std::eprintln!(
+                "both ways to ask memory NOT RUN: this processor lacks avx512bf16's instructions"
+            );
+            return;
+        };
+        let number = |i: u16| bf16::from_f32(f32::from(i.wrapping_mul(97) % 251) / 125.0 - 1.0);
+        let numbers: Vec<_> = (0..).map(number).take(KEYS * D).collect();
+        let rows = &numbers.as_chunks::<D>().0;
+        let lying: [_; STREAM_KEYS] = core::array::from_fn(|k| &rows[k.min(KEYS - 1)]);
+        for n in 1..=ROWS {
+            let [a, b] = both.map(|isa| {
+                let mut tiles: Box<Workspace> = bytemuck::zeroed_box();
+                let Tiles { l1, l0a, .. } = &mut tiles.tiles;
+                let q: Vec<&[bf16]> = rows[..n].iter().map(|row| &row[..]).collect();
+                isa.pack_q::<D>(&q, false, &mut l1.q[0]);
+                let block = Streams {
+                    q: &l1.q[0],
+                    keys: &lying,
+                    asked: &lying.map(|key| key.as_ptr()),
+                    values: &lying,
+                };
+                let call = Softmax {
+                    rows: n,
+                    keys: KEYS,
+                    scale: 1.0,
+                    mask: None,
+                    maxima: None,
+                    rescale: Rescale::Exact,
+                    precision: Precision::Bf16,
+                };
+                let (mut state, mut o) = (RowState::START, [[[0.0; STRIP]; PANEL_ROWS]; D / STRIP]);
+                let streamed = isa.stream(&call, &block, 0, l0a, &mut state, &mut o);
+                assert_eq!(streamed, Streamed::ALL);
+                assert!(o.as_flattened().as_flattened().iter().any(|&x| x != 0.0));
+                (o, state.sum, state.reference)
+            });
+            assert!(a == b, "{n} rows");
+        }
+    }
 }

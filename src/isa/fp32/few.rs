@@ -101,7 +101,7 @@ fn qk_rows<S: Simd, const ROWS: usize, const KEYS: usize>(
         // vectors are read once for all keys.
         let mut acc = [[zero; ROWS]; KEYS];
         for v in 0..steps {
-            ahead.step(simd);
+            ahead.step_far(simd);
             for half in 0..2 {
                 let mut queries = [zero; ROWS];
                 for r in 0..ROWS {
@@ -292,7 +292,7 @@ impl<S: Simd> Few<'_, S> {
         let p = self.p.whole().into_iter().flatten();
         for (values, p) in self.values.chunks(2).zip(p) {
             if row == 0 {
-                ahead.step(simd);
+                ahead.step_far(simd);
             }
             let odd_value = values
                 .get(1)
