@@ -37,6 +37,13 @@ impl<'a> Ahead<'a> {
     }
 
     /// Asks for the next lines.
+    #[cfg_attr(
+        not(any(
+            all(target_arch = "x86_64", target_feature = "sse2"),
+            all(target_arch = "aarch64", target_feature = "neon")
+        )),
+        allow(dead_code, reason = "for backends of other processors")
+    )]
     #[inline(always)]
     pub fn step<S: Simd>(&mut self, simd: S) {
         self.ask(|line| simd.prefetch(line));
