@@ -172,6 +172,13 @@ fn put_together<'b, I: Isa>(
     }
 }
 
+/// Keys of a group, put together. Apart, as it is the same for all widths.
+#[inline(never)]
+fn widen_keys<I: Isa>(isa: I, group: &Group<'_>, keys: Range<usize>, memory: &mut RowTile) {
+    let parts = group.keys(keys);
+    put_together(isa, group.problem.k_widths(), parts, memory);
+}
+
 /// One call of the kernel.
 pub struct Task<'a> {
     /// What to attend to what.
@@ -306,8 +313,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                 } else {
                     if let Some(memory) = row_memory(slot(block), gm, &mut l1.v) {
                         if panel == 0 {
-                            let parts = group.keys(range.clone());
-                            put_together(isa, problem.k_widths(), parts, memory);
+                            widen_keys(isa, group, range.clone(), memory);
                         }
                         rows.gather(memory[..range.len()].iter().map(|row| &row[..D_QK]));
                     }
@@ -430,7 +436,6 @@ fn stream<I: Isa, const D_QK: usize, const D_V: usize>(
     o: &mut [OStrip],
 ) {
     let problem = group.problem;
-    let (request, head) = (group.request, group.head);
     let rows = group.rows.len();
     let [keys_memory, values_memory] = memory;
     for o in &mut *o {
@@ -449,12 +454,10 @@ fn stream<I: Isa, const D_QK: usize, const D_V: usize>(
         let keys = if as_they_lie {
             let end = group.reach.min(range.start + STREAM_KEYS);
             let new = range.start + have..end;
-            problem.each_key(request, head, new, |row| put(row, &mut lying, &mut have));
-            repeat_last(have, &mut lying);
+            list_keys(group, new, &mut lying, &mut have);
             &lying
         } else {
-            let parts = group.keys(range.clone());
-            put_together(isa, problem.k_widths(), parts, keys_memory);
+            widen_keys(isa, group, range.clone(), keys_memory);
             gather(&keys_memory[..len], &mut widened);
             &widened
         };
@@ -462,12 +465,7 @@ fn stream<I: Isa, const D_QK: usize, const D_V: usize>(
         if !as_they_lie && problem.has_key_rows() {
             // Those to be widened next.
             let to = group.reach.min(range.end + STREAM_KEYS);
-            let mut slots = asked.iter_mut();
-            problem.each_key(request, head, range.end..to, |row| {
-                if let Some(slot) = slots.next() {
-                    *slot = row.as_ptr();
-                }
-            });
+            locate_keys(group, range.end..to, &mut asked);
         }
         let mut values = [const { &[bf16::ZERO; D_V] }; STREAM_KEYS];
         if problem.v.is_none() {
@@ -478,15 +476,9 @@ fn stream<I: Isa, const D_QK: usize, const D_V: usize>(
             }
             repeat_last(len, &mut values);
         } else if problem.values_as_they_lie() {
-            let mut n = 0;
-            problem.each_value(request, head, range.clone(), |row| {
-                put(row, &mut values, &mut n)
-            });
-            repeat_last(n, &mut values);
+            list_values(group, range.clone(), &mut values);
         } else {
-            for (row, out) in group.values(range.clone()).zip(&mut *values_memory) {
-                isa.widen(&row, &mut out[..D_V]);
-            }
+            widen_values(isa, group, range.clone(), D_V, values_memory);
             gather(&values_memory[..len], &mut values);
         }
         let call = Softmax {
@@ -533,6 +525,45 @@ fn stream<I: Isa, const D_QK: usize, const D_V: usize>(
     isa.settle_stream(o, rows, false);
 }
 
+/// Puts keys as they lie behind the first `n` rows, and copies of the last behind them.
+#[inline(never)]
+fn list_keys<'a, const D: usize>(
+    group: &Group<'a>,
+    keys: Range<usize>,
+    rows: &mut [&'a [bf16; D]; STREAM_KEYS],
+    n: &mut usize,
+) {
+    let (request, head) = (group.request, group.head);
+    let problem = group.problem;
+    problem.each_key(request, head, keys, |row| put(row, rows, n));
+    repeat_last(*n, rows);
+}
+
+/// The same with values, from the first row on.
+#[inline(never)]
+fn list_values<'a, const D: usize>(
+    group: &Group<'a>,
+    keys: Range<usize>,
+    rows: &mut [&'a [bf16; D]; STREAM_KEYS],
+) {
+    let (request, head) = (group.request, group.head);
+    let (problem, mut n) = (group.problem, 0);
+    problem.each_value(request, head, keys, |row| put(row, rows, &mut n));
+    repeat_last(n, rows);
+}
+
+/// Where keys lie.
+#[inline(never)]
+fn locate_keys(group: &Group<'_>, keys: Range<usize>, rows: &mut [*const bf16; STREAM_KEYS]) {
+    let mut rows = rows.iter_mut();
+    let problem = group.problem;
+    problem.each_key(group.request, group.head, keys, |row| {
+        if let Some(to) = rows.next() {
+            *to = row.as_ptr();
+        }
+    });
+}
+
 /// Puts what a row begins with behind the first `n` rows, if there is room.
 fn put<'a, const D: usize>(row: &'a [bf16], rows: &mut [&'a [bf16; D]], n: &mut usize) {
     if let (Some(row), Some(to)) = (row.first_chunk(), rows.get_mut(*n)) {
@@ -557,6 +588,20 @@ fn gather<'a, const D: usize>(
 fn repeat_last<T: Copy>(n: usize, rows: &mut [T]) {
     if let Some(&last) = rows[..n].last() {
         rows[n..].fill(last);
+    }
+}
+
+/// Values of a group. Apart, as it is the same for all widths.
+#[inline(never)]
+fn widen_values<I: Isa>(
+    isa: I,
+    group: &Group<'_>,
+    keys: Range<usize>,
+    d_v: usize,
+    memory: &mut RowTile,
+) {
+    for (row, out) in group.values(keys).zip(memory) {
+        isa.widen(&row, &mut out[..d_v]);
     }
 }
 
