@@ -22,32 +22,23 @@ use core::ops::Range;
 use super::few::{PIECES, deinterleave, interleave, interleaved};
 use super::*;
 use crate::isa::ahead::LINE;
-use crate::isa::{Mask, STREAM_KEYS, Streamed, Streams};
+use crate::isa::zmm::stream::{self, ByRow, GROUP, KEYS, Known, LEAD};
+use crate::isa::{STREAM_KEYS, Streamed, Streams};
 use crate::problem::Rescale;
 
 /// Up to so many rows.
 pub(super) const ROWS: usize = 8;
 /// Rows of a register tile.
 pub(super) const TILE_ROWS: usize = 4;
-/// Keys of a step: as many as a vector has lanes.
-const KEYS: usize = LANES;
-/// Pairs of them.
+/// Pairs of keys of a step.
 const PAIRS: usize = KEYS / 2;
-/// Keys of a register tile of C1.
-const TILE_KEYS: usize = 4;
-/// A step asks for the keys that lie so many behind its own: with more, those at hand would leave L1d.
-const LEAD: usize = 20;
-/// And once more for those that lie so many behind.
+/// And asks once more for those that lie so many behind.
 const AGAIN: usize = 14;
-/// Of those keys C1 asks for so many, and C2 for the others.
+/// Of the keys of a step to come C1 asks for so many, and C2 for the others.
 const C1_ASKS: usize = KEYS / 2;
 const C2_ASKS: usize = KEYS - C1_ASKS;
 
 const _: () = assert!(STREAM_KEYS >= BLOCK_KEYS + LEAD + KEYS);
-
-/// Scores, row by row.
-#[repr(align(64))]
-struct Scores([[f32; KEYS]; ROWS]);
 
 /// A register tile's rows.
 struct Tile {
@@ -57,6 +48,8 @@ struct Tile {
 
 /// P of a step, as C2 takes it.
 struct Probs {
+    /// As V1 computes it.
+    whole: ByRow,
     /// Rounded, row by row, and what that took.
     parts: [[[u32; PAIRS]; ROWS]; 2],
     /// Parts that count.
@@ -94,8 +87,9 @@ pub(super) fn stream<const D_QK: usize, const D_V: usize, const TO_L2: bool>(
     let tiles = &tiles(rows)[..if TO_L2 { 1 } else { rows.div_ceil(TILE_ROWS) }];
     let o = &mut o.as_flattened_mut()[..D_V / STRIP * rows];
     let mut streamed = Streamed::ALL;
-    let mut s = Scores([[0.0; KEYS]; ROWS]);
+    let mut s = ByRow([[0.0; KEYS]; _]);
     let mut probs = Probs {
+        whole: ByRow([[0.0; KEYS]; _]),
         parts: [[[0; PAIRS]; ROWS]; 2],
         len: if call.precision == Precision::Bf16x2 {
             2
@@ -110,13 +104,13 @@ pub(super) fn stream<const D_QK: usize, const D_V: usize, const TO_L2: bool>(
         let step = Step::<D_QK, TO_L2> {
             zmm,
             half_lines: D_QK / LINE / 2,
-            keys: sixteen(block.keys, first),
+            keys: stream::step(block.keys, first),
             asked: [
-                sixteen(block.asked, first + LEAD),
-                sixteen(block.asked, first + AGAIN),
+                stream::step(block.asked, first + LEAD),
+                stream::step(block.asked, first + AGAIN),
             ],
         };
-        for group in 0..KEYS / TILE_KEYS {
+        for group in 0..KEYS / GROUP {
             for tile in tiles {
                 match (tiles.len(), tile.rows.len()) {
                     (1, 1) => step.qk::<1, 1>(tile, group, q, &mut s),
@@ -131,9 +125,9 @@ pub(super) fn stream<const D_QK: usize, const D_V: usize, const TO_L2: bool>(
         }
         softmax(zmm, call, first, len, &s, state, &mut probs);
         if state.increment[..rows].iter().any(|&n| n != 0) {
-            advance(zmm, &state.increment[..rows], o);
+            stream::advance(zmm, &state.increment[..rows], o);
         }
-        let values = sixteen(block.values, first);
+        let values = stream::step(block.values, first);
         let values = &values.as_chunks().0.as_chunks().0[0];
         let mut all = 0;
         for tile in tiles {
@@ -187,22 +181,6 @@ pub(super) fn settle(o: &mut [OStrip], rows: usize, back: bool) {
     }
 }
 
-/// A step's rows.
-fn sixteen<T>(rows: &[T; STREAM_KEYS], first: usize) -> &[T; KEYS] {
-    &rows[first..].as_chunks().0[0]
-}
-
-/// Moves O to where the reference moved; rare.
-#[cold]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn advance(zmm: Zmm, increment: &[i32], o: &mut [[f32; STRIP]]) {
-    for o in o.chunks_mut(increment.len()) {
-        for (o, &increment) in o.iter_mut().zip(increment).filter(|(_, n)| **n != 0) {
-            rescale(zmm, o, Increment::from_bits_clamped(increment));
-        }
-    }
-}
-
 /// A step's keys and those to come.
 struct Step<'a, const D_QK: usize, const TO_L2: bool> {
     zmm: Zmm,
@@ -225,17 +203,17 @@ impl<const D_QK: usize, const TO_L2: bool> Step<'_, D_QK, TO_L2> {
         tile: &Tile,
         group: usize,
         q: &[u32],
-        s: &mut Scores,
+        s: &mut ByRow,
     ) {
         const { assert!(D_QK.is_multiple_of(2 * LINE)) };
         assert!(self.half_lines <= Self::LINES / 2);
         let zmm = self.zmm;
         let q = &q[tile.rows.start * D_QK / 2..][..N * D_QK / 2];
         let s: &mut [_; N] = &mut s.0[tile.rows.start..].as_chunks_mut().0[0];
-        let keys: &[_; TILE_KEYS] = &self.keys.as_chunks().0[group];
+        let keys: &[_; GROUP] = &self.keys.as_chunks().0[group];
         // A group asks for two rows to come: where there are two tiles, each for one of them.
-        const { assert!(C1_ASKS == 2 * (KEYS / TILE_KEYS)) };
-        let mut acc = [[_mm512_setzero_ps(); N]; TILE_KEYS];
+        const { assert!(C1_ASKS == 2 * (KEYS / GROUP)) };
+        let mut acc = [[_mm512_setzero_ps(); N]; GROUP];
         for half in 0..2 {
             let mut asked = self.asked.map(|rows| {
                 if TILES == 1 {
@@ -259,7 +237,7 @@ impl<const D_QK: usize, const TO_L2: bool> Step<'_, D_QK, TO_L2> {
                         _mm512_loadu_si512(q.as_ptr().add(r * D_QK / 2 + v * LANES).cast())
                     });
                 }
-                for k in 0..TILE_KEYS {
+                for k in 0..GROUP {
                     // SAFETY: the key has D_QK elements, and v is one of the vectors they fill; no
                     // alignment needed.
                     let key = as_pairs(unsafe {
@@ -451,42 +429,15 @@ fn softmax(
     call: &Softmax<'_>,
     first: usize,
     len: usize,
-    s: &Scores,
+    s: &ByRow,
     state: &mut RowState,
     probs: &mut Probs,
 ) {
-    let seen = seen(call.mask, first, len);
-    let lowest = _mm512_set1_ps(f32::NEG_INFINITY);
-    let zero = _mm512_setzero_ps();
-    // Rows beyond the call's compute on what lies there, and count for nothing.
-    let more = call.rows > 4;
-    let mut scores = [lowest; ROWS];
-    for r in 0..if more { ROWS } else { 4 } {
-        scores[r] = forwarded(&s.0[r]);
-    }
-    // The second where the first is NaN.
-    let largest = |r: usize| _mm512_mask_max_ps(lowest, seen[r], scores[r], lowest);
-    let four =
-        |r: usize| zmm.max_lanes([largest(r), largest(r + 1), largest(r + 2), largest(r + 3)]);
-    let mut max = _mm512_insertf32x4::<0>(lowest, quarter(four(0)));
-    if more {
-        max = _mm512_insertf32x4::<1>(max, quarter(four(4)));
-    }
-    let bases = follow(call, max, state);
+    let known = stream::softmax(zmm, call, first, len, s, &mut probs.whole, state);
     let exact = call.rescale == Rescale::Exact;
     let whole = call.precision == Precision::Bf16x2;
-    let scale = _mm512_set1_ps(call.scale);
-    let mut tops = [0; ROWS];
     let mut row = |r: usize| {
-        let below = _mm512_sub_ps(scores[r], _mm512_set1_ps(bases.max[r]));
-        let t = _mm512_fmadd_ps(below, scale, _mm512_set1_ps(bases.offset[r]));
-        let sum = _mm512_maskz_mov_ps(seen[r], zmm.exp2(t));
-        tops[r] = _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(seen[r], below, zero);
-        let prob = if exact {
-            sum
-        } else {
-            _mm512_mul_ps(sum, _mm512_set1_ps(bases.factor[r]))
-        };
+        let prob = load(&probs.whole.0[r]);
         let high = _mm512_cvtneps_pbh(prob);
         let mut kept = _mm512_cvtpbh_ps(high);
         probs.parts[0][r] = words(high);
@@ -495,131 +446,21 @@ fn softmax(
             probs.parts[1][r] = words(rest);
             kept = _mm512_add_ps(kept, _mm512_cvtpbh_ps(rest));
         }
-        [sum, kept]
+        kept
     };
-    let mut sums = [zero; 2];
-    for half in 0..if more { 2 } else { 1 } {
-        let r = 4 * half;
+    let mut kept = _mm512_setzero_ps();
+    for i in 0..call.rows.div_ceil(GROUP) {
+        let r = GROUP * i;
         let rows = [row(r), row(r + 1), row(r + 2), row(r + 3)];
-        let sum = quarter(zmm.sum_lanes(rows.map(|row| row[0])));
-        let kept = if exact {
-            quarter(zmm.sum_lanes(rows.map(|row| row[1])))
-        } else {
-            sum
-        };
-        sums = if half == 0 {
-            [sum, kept].map(|four| _mm512_insertf32x4::<0>(zero, four))
-        } else {
-            [
-                _mm512_insertf32x4::<1>(sums[0], sum),
-                _mm512_insertf32x4::<1>(sums[1], kept),
-            ]
-        };
+        if exact {
+            kept = stream::four(kept, i, zmm.sum_lanes(rows));
+        }
     }
-    let sum = &mut state.sum.as_chunks_mut().0[0];
-    let total = _mm512_add_ps(load(sum), sums[0]);
-    store(sum, total);
-    let rounded = &mut state.rounded_sum.as_chunks_mut().0[0];
-    store(rounded, _mm512_add_ps(load(rounded), sums[1]));
+    stream::add_rounded(zmm, if exact { kept } else { known.sums }, state);
     probs.carried = 0;
     if exact && !whole {
-        probs.carry(zmm, &bases.offset, &tops, call.rows, total, state);
+        probs.carry(zmm, call.rows, &known, s, state);
     }
-}
-
-/// A row's scores, by four loads, each of what C1 stored at once: a single one would wait until all four stores
-/// have left for L1d. Volatile, since the compiler would make one of them.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn forwarded(s: &[f32; KEYS]) -> __m512 {
-    let [a, b, c, d]: &[[f32; TILE_KEYS]; KEYS / TILE_KEYS] = &s.as_chunks().0.as_chunks().0[0];
-    // SAFETY: a reference to 4 f32, of which every pattern is a value.
-    let [a, b, c, d] = [a, b, c, d].map(|s| quarter(unsafe { core::ptr::read_volatile(s) }));
-    let ab = _mm512_insertf32x4::<1>(_mm512_castps128_ps512(a), b);
-    _mm512_insertf32x4::<3>(_mm512_insertf32x4::<2>(ab, c), d)
-}
-
-/// Four rows' sums or maxima.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn quarter([a, b, c, d]: [f32; 4]) -> __m128 {
-    _mm_setr_ps(a, b, c, d)
-}
-
-/// [`v1::Bases`], of the first rows.
-struct Bases {
-    max: [f32; LANES],
-    offset: [f32; LANES],
-    factor: [f32; LANES],
-}
-
-/// [`v1::advance`]: here where no reference moves, as in most steps.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn follow(call: &Softmax<'_>, score: __m512, state: &mut RowState) -> Bases {
-    let lowest = _mm512_set1_ps(f32::NEG_INFINITY);
-    let rows = __mmask16::MAX >> (LANES - call.rows);
-    let some = _mm512_mask_cmp_ps_mask::<_CMP_NEQ_UQ>(rows, score, lowest);
-    let scaled = _mm512_mask_mul_ps(lowest, some, score, _mm512_set1_ps(call.scale));
-    // Also where a finite score leaves FP32 when scaled.
-    let some = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(scaled, lowest);
-    let reference = load(&state.reference.as_chunks().0[0]);
-    let follows = _mm512_cmp_ps_mask::<_CMP_LE_OQ>(scaled, reference);
-    // Beyond 2^22 FP32 has no fraction left.
-    let size = _mm512_abs_ps(reference);
-    let near = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(size, _mm512_set1_ps(4_194_304.0));
-    if some & !(follows & near) != 0 {
-        return moved(call, score, state);
-    }
-    let offset = match call.rescale {
-        Rescale::Exact => {
-            // In f64 the product is exact.
-            let wide = |x| _mm512_cvtps_pd(_mm512_castps512_ps256(x));
-            let scale = _mm512_set1_pd(f64::from(call.scale));
-            let offset = _mm512_fmsub_pd(wide(score), scale, wide(reference));
-            _mm512_castps256_ps512(_mm512_cvtpd_ps(offset))
-        }
-        Rescale::Compensated => _mm512_sub_ps(scaled, reference),
-    };
-    let mut bases = Bases {
-        max: [0.0; LANES],
-        offset: [0.0; LANES],
-        factor: *state.factor.first_chunk().unwrap_or(&[1.0; _]),
-    };
-    store(&mut bases.max, _mm512_maskz_mov_ps(some, score));
-    store(&mut bases.offset, _mm512_mask_mov_ps(lowest, some, offset));
-    state.increment[..LANES].fill(0);
-    bases
-}
-
-/// The same, where it does.
-#[cold]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn moved(call: &Softmax<'_>, max: __m512, state: &mut RowState) -> Bases {
-    let mut all = [f32::NEG_INFINITY; PANEL_ROWS];
-    store(&mut all.as_chunks_mut().0[0], max);
-    let bases = v1::advance(call, &all, state);
-    let first = |rows: &[f32; PANEL_ROWS]| *rows.first_chunk().unwrap_or(&[0.0; _]);
-    Bases {
-        max: first(&bases.max),
-        offset: first(&bases.offset),
-        factor: first(&bases.factor),
-    }
-}
-
-/// Which of a step's keys each row sees.
-fn seen(mask: Option<&Mask>, first: usize, len: usize) -> [__mmask16; ROWS] {
-    let all = __mmask16::MAX >> (KEYS - len);
-    let Some(mask) = mask else {
-        return [all; _];
-    };
-    let mut seen = [0; ROWS];
-    for (k, rows) in mask[first..][..len].iter().enumerate() {
-        for (r, seen) in seen.iter_mut().enumerate() {
-            *seen |= __mmask16::from(rows >> r & 1 != 0) << k;
-        }
-    }
-    seen
 }
 
 impl Probs {
@@ -632,19 +473,11 @@ impl Probs {
     /// Keeps what rounding took from each row's largest P, where that may count: as a row's sum grows, other keys' P, from
     /// which nothing is kept, lose as much.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn carry(
-        &mut self,
-        zmm: Zmm,
-        offset: &[f32; LANES],
-        tops: &[__mmask16; ROWS],
-        rows: usize,
-        sum: __m512,
-        state: &mut RowState,
-    ) {
+    fn carry(&mut self, zmm: Zmm, rows: usize, known: &Known, s: &ByRow, state: &mut RowState) {
         /// The part of a row's sum from which on a P counts: 2^-6 of its error of 2^-9.
         const COUNTS: f32 = 1.0 / 64.0;
-        let largest = zmm.exp2(load(offset));
-        let least = _mm512_mul_ps(sum, _mm512_set1_ps(COUNTS));
+        let largest = zmm.exp2(load(&known.bases.offset));
+        let least = _mm512_mul_ps(known.totals, _mm512_set1_ps(COUNTS));
         let counts = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(largest, least);
         let counts = counts & __mmask16::MAX >> (LANES - rows);
         if counts == 0 {
@@ -653,13 +486,14 @@ impl Probs {
         let high = _mm512_cvtpbh_ps(_mm512_cvtneps_pbh(largest));
         let residual = _mm512_cvtneps_pbh(_mm512_sub_ps(largest, high));
         let residual = _mm512_maskz_mov_ps(counts, _mm512_cvtpbh_ps(residual));
-        let rounded = &mut state.rounded_sum.as_chunks_mut().0[0];
-        store(rounded, _mm512_add_ps(load(rounded), residual));
+        stream::add_rounded(zmm, residual, state);
         let mut bits = [0.0; LANES];
         store(&mut bits, residual);
-        for r in 0..ROWS {
+        for r in 0..rows {
             // The last key of those that have the largest score.
-            let key = tops[r].checked_ilog2().unwrap_or(0) as usize;
+            let max = _mm512_set1_ps(known.bases.max[r]);
+            let tops = _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(known.seen[r], load(&s.0[r]), max);
+            let key = tops.checked_ilog2().unwrap_or(0) as usize;
             self.residuals[r] = Residual { key, p: bits[r] };
         }
         self.carried = u32::from(counts);

@@ -1,0 +1,223 @@
+//! What streams ([`Isa::stream`](super::super::Isa::stream)) have in common: steps of 16 keys, and V1 of them, a row's keys in the
+//! lanes.
+
+use super::*;
+use crate::bits::Increment;
+use crate::isa::{Softmax, simd, v1};
+use crate::problem::Rescale;
+use crate::tile::{PANEL_ROWS, RowState};
+
+/// Up to so many rows: one for each lane of what V1 knows of them.
+pub const ROWS: usize = LANES;
+/// Keys of a step: as many as a vector has lanes.
+pub const KEYS: usize = LANES;
+/// Keys whose scores are stored at once, and rows whose maxima and sums are found at once.
+pub const GROUP: usize = 4;
+/// A step asks for the keys that lie so many behind its own: with more, those at hand would leave L1d.
+pub const LEAD: usize = 20;
+
+/// Scores, or P: keys, row by row.
+#[repr(align(64))]
+pub struct ByRow(pub [[f32; KEYS]; ROWS]);
+
+/// What V1 knows of a step beside P.
+pub struct Known {
+    pub bases: Bases,
+    pub seen: [__mmask16; ROWS],
+    /// The sums of P, row by row.
+    pub sums: __m512,
+    /// The same with those of all keys before.
+    pub totals: __m512,
+}
+
+/// V1 of the keys from `first` on, `len` of them, but for the sums of what C2 takes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub fn softmax(
+    zmm: Zmm,
+    call: &Softmax<'_>,
+    first: usize,
+    len: usize,
+    s: &ByRow,
+    p: &mut ByRow,
+    state: &mut RowState,
+) -> Known {
+    let seen = seen(call, first, len);
+    let lowest = zmm.splat(f32::NEG_INFINITY);
+    // Rows beyond the call's compute on what lies there, and count for nothing.
+    let fours = call.rows.div_ceil(GROUP);
+    let mut max = lowest;
+    for i in 0..fours {
+        let mut largest = [lowest; GROUP];
+        for (r, largest) in (GROUP * i..).zip(&mut largest) {
+            let scores = forwarded(&s.0[r]);
+            zmm.store(scores, &mut p.0[r]);
+            // The second where the first is NaN.
+            *largest = _mm512_mask_max_ps(lowest, seen[r], scores, lowest);
+        }
+        max = four(max, i, zmm.max_lanes(largest));
+    }
+    let bases = follow(zmm, call, max, state);
+    let exact = call.rescale == Rescale::Exact;
+    let scale = zmm.splat(call.scale);
+    let mut sums = zmm.splat(0.0);
+    for i in 0..fours {
+        let mut probs = [lowest; GROUP];
+        for (r, prob) in (GROUP * i..).zip(&mut probs) {
+            let below = _mm512_sub_ps(zmm.load(&p.0[r]), zmm.splat(bases.max[r]));
+            let t = _mm512_fmadd_ps(below, scale, zmm.splat(bases.offset[r]));
+            *prob = _mm512_maskz_mov_ps(seen[r], zmm.exp2(t));
+            let taken = if exact {
+                *prob
+            } else {
+                _mm512_mul_ps(*prob, zmm.splat(bases.factor[r]))
+            };
+            zmm.store(taken, &mut p.0[r]);
+        }
+        sums = four(sums, i, zmm.sum_lanes(probs));
+    }
+    let sum = &mut state.sum.as_chunks_mut().0[0];
+    let totals = _mm512_add_ps(zmm.load(sum), sums);
+    zmm.store(totals, sum);
+    Known {
+        bases,
+        seen,
+        sums,
+        totals,
+    }
+}
+
+/// Adds to the sums of what C2 takes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub fn add_rounded(zmm: Zmm, sums: __m512, state: &mut RowState) {
+    let sum = &mut state.rounded_sum.as_chunks_mut().0[0];
+    zmm.store(_mm512_add_ps(zmm.load(sum), sums), sum);
+}
+
+/// Rows of a step.
+pub fn step<T, const N: usize>(rows: &[T; N], first: usize) -> &[T; KEYS] {
+    &rows[first..].as_chunks().0[0]
+}
+
+/// Moves O, rows of strips one strip after the other, to where the reference moved; rare.
+#[cold]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub fn advance(zmm: Zmm, increment: &[i32], o: &mut [[f32; STRIP]]) {
+    for o in o.chunks_mut(increment.len()) {
+        for (o, &increment) in o.iter_mut().zip(increment).filter(|(_, n)| **n != 0) {
+            simd::rescale(zmm, o, Increment::from_bits_clamped(increment));
+        }
+    }
+}
+
+/// A row's scores, by four loads, each of what C1 stored at once: a single one would wait until all four stores
+/// have left for L1d. Volatile, since the compiler would make one of them.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn forwarded(s: &[f32; KEYS]) -> __m512 {
+    let [a, b, c, d]: &[[f32; GROUP]; KEYS / GROUP] = &s.as_chunks().0.as_chunks().0[0];
+    // SAFETY: a reference to 4 f32, of which every pattern is a value.
+    let [a, b, c, d] = [a, b, c, d].map(|s| quarter(unsafe { core::ptr::read_volatile(s) }));
+    let ab = _mm512_insertf32x4::<1>(_mm512_castps128_ps512(a), b);
+    _mm512_insertf32x4::<3>(_mm512_insertf32x4::<2>(ab, c), d)
+}
+
+/// The same with the `i`th four rows' sums or maxima.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub fn four(rows: __m512, i: usize, four: [f32; GROUP]) -> __m512 {
+    const QUARTER: __mmask16 = (1 << GROUP) - 1;
+    _mm512_mask_broadcast_f32x4(rows, QUARTER << (GROUP * i), quarter(four))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn quarter([a, b, c, d]: [f32; 4]) -> __m128 {
+    _mm_setr_ps(a, b, c, d)
+}
+
+/// [`v1::Bases`], of the first rows.
+pub struct Bases {
+    pub max: [f32; LANES],
+    pub offset: [f32; LANES],
+    pub factor: [f32; LANES],
+}
+
+/// [`v1::advance`]: here where no reference moves, as in most steps.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn follow(zmm: Zmm, call: &Softmax<'_>, score: __m512, state: &mut RowState) -> Bases {
+    let lowest = _mm512_set1_ps(f32::NEG_INFINITY);
+    let rows = __mmask16::MAX >> (LANES - call.rows);
+    let some = _mm512_mask_cmp_ps_mask::<_CMP_NEQ_UQ>(rows, score, lowest);
+    let scaled = _mm512_mask_mul_ps(lowest, some, score, _mm512_set1_ps(call.scale));
+    // Also where a finite score leaves FP32 when scaled.
+    let some = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(scaled, lowest);
+    let reference = zmm.load(&state.reference.as_chunks().0[0]);
+    let follows = _mm512_cmp_ps_mask::<_CMP_LE_OQ>(scaled, reference);
+    // Beyond 2^22 FP32 has no fraction left.
+    let size = _mm512_abs_ps(reference);
+    let near = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(size, _mm512_set1_ps(4_194_304.0));
+    if some & !(follows & near) != 0 {
+        return moved(zmm, call, score, state);
+    }
+    let offset = match call.rescale {
+        Rescale::Exact => {
+            // In f64 the product is exact: eight rows, and the others.
+            let scale = _mm512_set1_pd(f64::from(call.scale));
+            let eight = |score, reference| {
+                let [score, reference] = [score, reference].map(|x| _mm512_cvtps_pd(x));
+                _mm512_cvtpd_ps(_mm512_fmsub_pd(score, scale, reference))
+            };
+            let low = |x| _mm512_castps512_ps256(x);
+            let high = |x| _mm512_extractf32x8_ps::<1>(x);
+            let offset = _mm512_zextps256_ps512(eight(low(score), low(reference)));
+            if call.rows > 8 {
+                _mm512_insertf32x8::<1>(offset, eight(high(score), high(reference)))
+            } else {
+                offset
+            }
+        }
+        Rescale::Compensated => _mm512_sub_ps(scaled, reference),
+    };
+    let mut bases = Bases {
+        max: [0.0; LANES],
+        offset: [0.0; LANES],
+        factor: *state.factor.first_chunk().unwrap_or(&[1.0; _]),
+    };
+    zmm.store(_mm512_maskz_mov_ps(some, score), &mut bases.max);
+    zmm.store(_mm512_mask_mov_ps(lowest, some, offset), &mut bases.offset);
+    state.increment[..LANES].fill(0);
+    bases
+}
+
+/// The same, where it does.
+#[cold]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn moved(zmm: Zmm, call: &Softmax<'_>, max: __m512, state: &mut RowState) -> Bases {
+    let mut all = [f32::NEG_INFINITY; PANEL_ROWS];
+    zmm.store(max, &mut all.as_chunks_mut().0[0]);
+    let bases = v1::advance(call, &all, state);
+    let first = |rows: &[f32; PANEL_ROWS]| *rows.first_chunk().unwrap_or(&[0.0; _]);
+    Bases {
+        max: first(&bases.max),
+        offset: first(&bases.offset),
+        factor: first(&bases.factor),
+    }
+}
+
+/// Which of a step's keys each row sees.
+fn seen(call: &Softmax<'_>, first: usize, len: usize) -> [__mmask16; ROWS] {
+    let all = __mmask16::MAX >> (KEYS - len);
+    let Some(mask) = call.mask else {
+        return [all; _];
+    };
+    let mut seen = [0; ROWS];
+    for (k, rows) in mask[first..][..len].iter().enumerate() {
+        for (r, seen) in seen.iter_mut().enumerate().take(call.rows) {
+            *seen |= __mmask16::from(rows >> r & 1 != 0) << k;
+        }
+    }
+    seen
+}
