@@ -69,9 +69,7 @@ use crate::tile::{
 const FEW_ROWS: usize = 16;
 /// Where C1 asks for keys, so many are on their way before the one it computes on.
 const LEAD: usize = 16;
-/// Up to so many rows C2 asks too: with more, C1 alone has the time for it.
-const BOTH_ROWS: usize = 8;
-/// Keys that one C2 asks for beyond those, so that memory isn't idle meanwhile. C1
+/// Keys that one C2 asks for beyond those, where it does, so that memory isn't idle meanwhile. C1
 /// asks for so many fewer.
 const AHEAD: usize = 64;
 
@@ -233,6 +231,9 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
         gm,
     } = tiles;
 
+    let streams = I::STREAM_ROWS > 0 && group.planned_rows <= I::STREAM_ROWS;
+    // V isn't packed then, and its memory is free.
+    let stream_memory = if streams { row_tile(&mut l1.v) } else { None };
     ub[..panels].fill(RowState::START);
     for panel in 0..if packed { 0 } else { panels } {
         let queries = (0..group.panel_rows(panel)).map(|r| {
@@ -251,16 +252,17 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                 *row = &query[..D_QK];
             }
         }
-        isa.pack_q::<D_QK>(rows, negate, &mut l1.q[panel]);
-    }
-    if I::STREAM_ROWS > 0 && group.planned_rows <= I::STREAM_ROWS {
-        let (q, state, o) = (&l1.q[0], &mut ub[0], &mut partial.o[..strips]);
-        // V isn't packed, and its memory is free.
-        if let Some(memory) = row_tile(&mut l1.v) {
-            stream::<I, D_QK, D_V>(isa, group, options, q, [gm, memory], l0a, state, o);
-            finish(isa, group, options, ub, 0, &mut partial, &mut then);
-            return;
+        if stream_memory.is_some() {
+            isa.pack_stream_q::<D_QK>(rows, negate, &mut l1.q[panel]);
+        } else {
+            isa.pack_q::<D_QK>(rows, negate, &mut l1.q[panel]);
         }
+    }
+    if let Some(memory) = stream_memory {
+        let (q, state, o) = (&l1.q[0], &mut ub[0], &mut partial.o[..strips]);
+        stream::<I, D_QK, D_V>(isa, group, options, q, [gm, memory], l0a, state, o);
+        finish(isa, group, options, ub, 0, &mut partial, &mut then);
+        return;
     }
 
     if blocks == 0 {
@@ -286,7 +288,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
     let few = group.rows.len() <= FEW_ROWS;
     // Who asks for keys: C1, with few rows both, or C2 alone.
     let c1_asks = reads_rows && lie && group.rows.len() <= I::ASKING_ROWS;
-    let both = c1_asks && group.rows.len() <= BOTH_ROWS;
+    let both = c1_asks && group.rows.len() <= I::BOTH_ASK_ROWS;
     let mut asked = group.keys.start + LEAD;
     let mut mask = [0; BLOCK_KEYS];
     let mut finite = true;

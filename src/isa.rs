@@ -12,7 +12,8 @@
 //! | [`rescale`](Isa::rescale) | lines 14-15 alone | the same integer addition over a slice |
 //!
 //! and the packing that feeds them, of V also within C2 ([`pv_packing`](Isa::pv_packing),
-//! [`pv_direct`](Isa::pv_direct)). How to add one: `CONTRIBUTING.md`.
+//! [`pv_direct`](Isa::pv_direct)). With few rows a backend may do all of it in steps of its own
+//! ([`stream`](Isa::stream)). How to add one: `CONTRIBUTING.md`.
 
 mod ahead;
 mod detect;
@@ -185,7 +186,7 @@ pub const STREAM_KEYS: usize = BLOCK_KEYS + 40;
     allow(dead_code, reason = "for backends of other processors")
 )]
 pub struct Streams<'a, const D_QK: usize, const D_V: usize> {
-    /// The packed queries.
+    /// The queries, as [`Isa::pack_stream_q`] packs them.
     pub q: &'a QPanel,
     /// A block's keys, and others.
     pub keys: &'a [&'a [bf16; D_QK]; STREAM_KEYS],
@@ -227,6 +228,8 @@ pub trait Isa: Copy {
     const DIRECT_ROWS: usize = 0;
     /// Up to so many rows [`qk`](Isa::qk) asks for the rows to come.
     const ASKING_ROWS: usize = 0;
+    /// Up to so many rows, and not beyond those, [`pv_direct`](Isa::pv_direct) does as well.
+    const BOTH_ASK_ROWS: usize = 0;
     /// Up to so many rows [`stream`](Isa::stream) beats the stages one by one.
     const STREAM_ROWS: usize = 0;
 
@@ -236,6 +239,11 @@ pub trait Isa: Copy {
     /// Packs up to [`PANEL_ROWS`] query rows of `D_QK` elements into a panel,
     /// zero rows behind them, the signs flipped if `negate`.
     fn pack_q<const D_QK: usize>(self, rows: &[&[bf16]], negate: bool, panel: &mut QPanel);
+
+    /// The same for [`stream`](Isa::stream).
+    fn pack_stream_q<const D_QK: usize>(self, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
+        self.pack_q::<D_QK>(rows, negate, panel);
+    }
 
     /// Interleaves values into strips, from key `first` of the block on, a multiple of four;
     /// zero where a pair has no second key, and tells whether any element is infinite or NaN. May

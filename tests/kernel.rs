@@ -402,7 +402,7 @@ fn masked_by_the_smallest_number(backend: Backend) {
 
 fn non_finite_q(backend: Backend) {
     for bad in [bf16::NAN, bf16::INFINITY, bf16::NEG_INFINITY] {
-        for (h_q, h) in [(20, 7), (2, 0), (2, 1)] {
+        for (h_q, h) in [(20, 7), (2, 0), (2, 1), (5, 0), (8, 0), (8, 3)] {
             let mut case = Case::new(2, 2, 300, h_q, SMALL);
             case.q_row(1, 1, h)[100] = bad;
             case.check(backend);
@@ -425,6 +425,8 @@ fn non_finite_k(backend: Backend) {
             (0, 1),
             (191, 2),
             (299, 1),
+            (191, 5),
+            (299, 8),
         ] {
             let mut case = Case::new(1, 2, 300, h_q, SMALL).separate_v();
             case.key(0, k)[5] = bad;
@@ -446,6 +448,9 @@ fn non_finite_v(backend: Backend) {
             (0, 3),
             (191, 4),
             (299, 1),
+            (0, 6),
+            (191, 9),
+            (299, 16),
         ] {
             let mut case = Case::new(1, 1, 300, h_q, SMALL).separate_v();
             case.value(0, k)[5] = bad;

@@ -75,6 +75,7 @@ impl Avx512Bf16 {
 impl Isa for Avx512Bf16 {
     const DIRECT_ROWS: usize = PANEL_ROWS;
     const ASKING_ROWS: usize = few::C1_ROWS;
+    const BOTH_ASK_ROWS: usize = 8;
     const STREAM_ROWS: usize = stream::ROWS;
 
     fn widen(self, row: &Row<'_>, out: &mut [bf16]) {

@@ -624,13 +624,18 @@ pub fn settle<S: Simd>(simd: S, o: &mut [OStrip], rows: usize, back: bool) {
 
 /// [`super::Isa::prob`]
 pub fn prob(p: &L0a, k: usize, r: usize) -> f32 {
-    let [first, second] = p.whole();
-    let (half, k) = if k < Left::TAIL {
-        (first, k)
-    } else {
-        (second, k - Left::TAIL)
-    };
-    half[k / 2][1 - k % 2][r]
+    let (half, k) = (k / Left::TAIL, k % Left::TAIL);
+    p.whole()[half][k / 2][1 - k % 2][r]
+}
+
+/// Puts it there.
+#[cfg_attr(
+    not(all(target_arch = "x86_64", target_feature = "sse2")),
+    allow(dead_code, reason = "for backends of other processors")
+)]
+pub fn put_prob(p: &mut L0a, k: usize, r: usize, prob: f32) {
+    let (half, k) = (k / Left::TAIL, k % Left::TAIL);
+    p.whole_mut()[half][k / 2][1 - k % 2][r] = prob;
 }
 
 /// [`super::Isa::dot_loop`] with `CHAINS` independent sums.
@@ -655,7 +660,8 @@ pub fn dot_loop<S: Simd, const CHAINS: usize>(simd: S, iterations: u64) -> u64 {
 /// into a function that has the features, if there are any.
 ///
 /// Register tiles of C1 are `keys x vectors`, each for panels of up to so many rows; of
-/// C2, rows x `vectors`. Up to `asking` rows C1 asks memory for rows to come.
+/// C2, rows x `vectors`. Up to `asking` rows C1 asks memory for rows to come. What goes through all stages a few keys
+/// at a time is a module, if there is one: `stream`.
 macro_rules! backend {
     (
         $token:ident $(, features: $features:literal)?;
@@ -663,6 +669,7 @@ macro_rules! backend {
         c1: $($rows:pat => $keys:literal x $vectors:literal),*;
         c2: $columns:literal;
         asking: $asking:literal;
+        $(stream: $stream:ident;)?
         chains: $chains:literal;
     ) => {
         #[allow(unsafe_code, reason = "calls of feature-gated functions")]
@@ -670,6 +677,12 @@ macro_rules! backend {
         impl Isa for $token {
             const DIRECT_ROWS: usize = usize::MAX;
             const ASKING_ROWS: usize = $asking;
+            const BOTH_ASK_ROWS: usize = if Self::STREAM_ROWS == 0 {
+                fp32::few::FEW_ROWS
+            } else {
+                0
+            };
+            $(const STREAM_ROWS: usize = $stream::ROWS;)?
 
             fn prob(self, p: &L0a, _precision: Precision, k: usize, r: usize) -> f32 {
                 fp32::prob(p, k, r)
@@ -842,13 +855,43 @@ macro_rules! backend {
                 }
                 // SAFETY: the token proves the features.
                 unsafe {
-                    if call.rows <= fp32::few::FEW_ROWS {
+                    // With streams, few rows are what is left of many.
+                    if call.rows <= Self::BOTH_ASK_ROWS {
                         few(self, call, p, values, next, scratch, o)
                     } else {
                         run(self, call, p, values, scratch, o)
                     }
                 }
             }
+
+            $(
+                fn pack_stream_q<const D_QK: usize>(
+                    self,
+                    rows: &[&[bf16]],
+                    negate: bool,
+                    panel: &mut QPanel,
+                ) {
+                    // SAFETY: the token proves the features.
+                    unsafe { $stream::pack_q(self, D_QK, rows, negate, panel) }
+                }
+
+                fn stream<const D_QK: usize, const D_V: usize>(
+                    self,
+                    call: &Softmax<'_>,
+                    block: &$crate::isa::Streams<'_, D_QK, D_V>,
+                    from: usize,
+                    p: &mut L0a,
+                    state: &mut RowState,
+                    o: &mut [OStrip],
+                ) -> $crate::isa::Streamed {
+                    // SAFETY: the token proves the features.
+                    unsafe { $stream::stream(self, call, block, from, p, state, o) }
+                }
+
+                fn settle_stream(self, o: &mut [OStrip], rows: usize, back: bool) {
+                    $stream::settle(o, rows, back);
+                }
+            )?
 
             fn rescale(self, xs: &mut [f32], increment: Increment) {
                 $(#[target_feature(enable = $features)])?

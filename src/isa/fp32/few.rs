@@ -1,4 +1,4 @@
-//! C1 and C2 for up to [`FEW_ROWS`] rows in FP32, where memory limits as much as the
+//! C1 and C2 for up to [`FEW_ROWS`] rows in FP32 (C2 only for backends without streams), where memory limits as much as the
 //! multiplications do: nothing is packed but Q and P, K and V come from where they lie
 //! and are widened in registers, and meanwhile memory is asked for rows to come.
 //!
@@ -28,26 +28,26 @@ const fn vectors<S: Simd>(d_qk: usize) -> usize {
     d_qk / S::LANES
 }
 
-/// Q as C1 reads it here: widened rows, from the panel's start.
+/// Q as C1 reads it here, widened, from the panel's start: of each row a vector, in turn, then the next ones.
 #[inline(always)]
 pub fn pack_q<S: Simd>(simd: S, d_qk: usize, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
     let sign = simd.splat_i32(if negate { i32::MIN } else { 0 });
     let numbers: &mut [f32] = bytemuck::cast_slice_mut(panel.0.as_flattened_mut());
-    let out = lanes_mut::<S>(numbers).chunks_exact_mut(vectors::<S>(d_qk));
-    for (row, out) in rows.iter().zip(out) {
-        let out = out.as_chunks_mut::<2>().0;
+    let out = lanes_mut::<S>(numbers);
+    for (r, row) in rows.iter().enumerate() {
+        let out = out[r..].chunks_mut(2 * rows.len());
         for (row, out) in row[..d_qk].chunks_exact(2 * S::LANES).zip(out) {
             let parts = split(simd, simd.load_pairs(row));
             for i in 0..2 {
                 // Added to the sign, it flips.
                 let flipped = simd.from_bits(simd.add_i32(simd.to_bits(parts[i]), sign));
-                simd.store(flipped, &mut out[i]);
+                simd.store(flipped, &mut out[i * rows.len()]);
             }
         }
     }
 }
 
-/// C1 of up to [`FEW_ROWS`] rows, which [`pack_q`] packed one behind the other.
+/// C1 of up to [`FEW_ROWS`] rows, as [`pack_q`] packed them.
 #[inline(always)]
 pub fn qk<S: Simd>(
     simd: S,
@@ -105,8 +105,8 @@ fn qk_rows<S: Simd, const ROWS: usize, const KEYS: usize>(
             for half in 0..2 {
                 let mut queries = [zero; ROWS];
                 for r in 0..ROWS {
-                    let at = r * 2 * steps + 2 * v + half;
-                    // SAFETY: v < steps, and q has ROWS rows of 2 * steps vectors, asserted above.
+                    let at = (2 * v + half) * ROWS + r;
+                    // SAFETY: v < steps, and q has 2 * steps vectors of ROWS rows, asserted above.
                     queries[r] = simd.load(unsafe { q.get_unchecked(at) });
                 }
                 for i in 0..KEYS {

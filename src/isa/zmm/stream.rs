@@ -11,9 +11,9 @@ use crate::tile::{PANEL_ROWS, RowState};
 pub const ROWS: usize = LANES;
 /// Keys of a step: as many as a vector has lanes.
 pub const KEYS: usize = LANES;
-/// Keys whose scores are stored at once, and rows whose maxima and sums are found at once.
+/// Keys whose scores are loaded at once, and rows whose maxima and sums are found at once.
 pub const GROUP: usize = 4;
-/// A step asks for the keys that lie so many behind its own: with more, those at hand would leave L1d.
+/// A step asks for the keys that lie so many behind its own: into L1d, with more those at hand would leave it.
 pub const LEAD: usize = 20;
 
 /// Scores, or P: keys, row by row.
@@ -24,7 +24,7 @@ pub struct ByRow(pub [[f32; KEYS]; ROWS]);
 pub struct Known {
     pub bases: Bases,
     pub seen: [__mmask16; ROWS],
-    /// The sums of P, row by row.
+    /// The sums of P, row by row, as it is before the compensated mode's factor.
     pub sums: __m512,
     /// The same with those of all keys before.
     pub totals: __m512,
@@ -111,7 +111,7 @@ pub fn advance(zmm: Zmm, increment: &[i32], o: &mut [[f32; STRIP]]) {
     }
 }
 
-/// A row's scores, by four loads, each of what C1 stored at once: a single one would wait until all four stores
+/// A row's scores, by four loads, each of what one store or two left: a single one would wait until all stores
 /// have left for L1d. Volatile, since the compiler would make one of them.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]

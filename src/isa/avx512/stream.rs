@@ -1,0 +1,406 @@
+//! Few rows, where memory limits or nearly so: C1, V1 and C2 of 16 keys, then of the next 16.
+//!
+//! Keys come to the core once, and C2 finds them near. Meanwhile lines of rows to come are asked for, in the order
+//! that they lie there, into L2, which on Intel's cores has the more slots for lines on their way (`docs/adr/0026`).
+//!
+//! | stage | register tile | streams |
+//! |---|---|---|
+//! | C1 | 4 keys x 1 to 4 rows or 2 keys x 5 to 8, features in the lanes; with more rows two such tiles | Q, a vector of each row in turn; K from the cache itself |
+//! | V1 | up to 16 rows, a row's 16 keys in the lanes | S and P, row by row |
+//! | C2 | 1 to 4 rows x 4 vectors of 16 columns or 5 to 8 x 2; with more rows two such tiles | V from the cache itself, P by broadcast |
+//!
+//! Both matrix products widen a vector of BF16 into its even and its odd elements, once for all rows of a tile; so O's columns
+//! lie until the task is done. Its rows lie close together: those of a panel's strips are 16 KiB apart and would share a few
+//! sets of L1d.
+//!
+//! Of the widths only lengths depend, so that nothing is compiled for each of them: rows are pointers here.
+#![allow(unsafe_code, reason = "loads by way of pointers to rows")]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "counted loops unroll early, so that accumulators become registers"
+)]
+
+use core::arch::x86_64::*;
+
+use half::bf16;
+
+use crate::isa::ahead::LINE;
+use crate::isa::simd::{Simd, even, odd};
+use crate::isa::zmm::stream::{self, ByRow, GROUP, KEYS, LEAD};
+use crate::isa::zmm::{LANES, Zmm};
+use crate::isa::{Left, STREAM_KEYS, Softmax, Streamed, Streams, Strips, fp32};
+use crate::tile::{BLOCK_KEYS, L0a, OStrip, PANEL_ROWS, QPanel, RowState, STRIP};
+
+/// Up to so many rows, as a panel's memory holds no more in FP32.
+pub const ROWS: usize = if stream::ROWS < PANEL_ROWS / 2 {
+    stream::ROWS
+} else {
+    PANEL_ROWS / 2
+};
+/// Rows of a register tile.
+const TILE_ROWS: usize = 8;
+/// Of the keys of a step to come C1 asks for so many, and C2 for the others.
+const C1_ASKS: usize = KEYS / 2;
+const C2_ASKS: usize = KEYS - C1_ASKS;
+/// Lines of a strip of values.
+const PIECES: usize = STRIP / LINE;
+
+const _: () = assert!(STREAM_KEYS >= BLOCK_KEYS + LEAD + KEYS);
+// A row's vectors are its lines, and two of FP32 when widened.
+const _: () = assert!(LINE == 2 * LANES);
+
+/// [`Isa::pack_stream_q`](crate::isa::Isa::pack_stream_q).
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub fn pack_q(zmm: Zmm, d_qk: usize, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
+    fp32::few::pack_q(zmm, d_qk, rows, negate, panel);
+}
+
+/// [`Isa::stream`](crate::isa::Isa::stream).
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub fn stream<const D_QK: usize, const D_V: usize>(
+    zmm: Zmm,
+    call: &Softmax<'_>,
+    block: &Streams<'_, D_QK, D_V>,
+    from: usize,
+    p: &mut L0a,
+    state: &mut RowState,
+    o: &mut [OStrip],
+) -> Streamed {
+    const { assert!(D_QK.is_multiple_of(LINE)) };
+    let q: &[f32] = bytemuck::cast_slice(block.q.0.as_flattened());
+    let block = Block {
+        q: &q[..call.rows * D_QK],
+        lines: D_QK / LINE,
+        keys: pointers(block.keys),
+        asked: block.asked,
+        strips: D_V / STRIP,
+        values: pointers(block.values),
+    };
+    let o = &mut o.as_flattened_mut()[..D_V / STRIP * call.rows];
+    block.stream(zmm, call, from, p, state, o)
+}
+
+/// Where rows lie.
+fn pointers<'a, const D: usize>(
+    rows: &'a [&[bf16; D]; STREAM_KEYS],
+) -> &'a [*const bf16; STREAM_KEYS] {
+    // SAFETY: a reference to an array is laid out as a pointer to what it begins with, and all references are
+    // valid as pointers; both arrays have as many elements.
+    unsafe { &*core::ptr::from_ref(rows).cast() }
+}
+
+/// [`Isa::settle_stream`].
+pub fn settle(o: &mut [OStrip], rows: usize, back: bool) {
+    let strips = o.len();
+    let o = o.as_flattened_mut();
+    if back {
+        for strip in 0..strips {
+            o.copy_within(strip * PANEL_ROWS..strip * PANEL_ROWS + rows, strip * rows);
+        }
+    } else {
+        // From the end, so that nothing is overwritten that is still to be moved.
+        for strip in (0..strips).rev() {
+            o.copy_within(strip * rows..(strip + 1) * rows, strip * PANEL_ROWS);
+        }
+    }
+}
+
+/// A block, whatever its widths.
+struct Block<'a> {
+    /// As [`pack_q`] packs it.
+    q: &'a [f32],
+    /// Lines of a key.
+    lines: usize,
+    /// Each has so many.
+    keys: &'a [*const bf16; STREAM_KEYS],
+    /// These may lie anywhere.
+    asked: &'a [*const bf16; STREAM_KEYS],
+    /// Of O.
+    strips: usize,
+    /// Each has the columns of so many strips.
+    values: &'a [*const bf16; STREAM_KEYS],
+}
+
+impl Block<'_> {
+    /// All stages of the keys from one on.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn stream(
+        &self,
+        zmm: Zmm,
+        call: &Softmax<'_>,
+        from: usize,
+        p: &mut L0a,
+        state: &mut RowState,
+        o: &mut [[f32; STRIP]],
+    ) -> Streamed {
+        let (mut s, mut probs) = (ByRow([[0.0; KEYS]; _]), ByRow([[0.0; KEYS]; _]));
+        let tile_rows = call.rows.div_ceil(call.rows.div_ceil(TILE_ROWS));
+        for first in (from..call.keys).step_by(KEYS) {
+            let len = KEYS.min(call.keys - first);
+            let step = Step {
+                zmm,
+                rows: call.rows,
+                lines: self.lines,
+                keys: stream::step(self.keys, first),
+                strips: self.strips,
+                values: stream::step(self.values, first),
+                asked: stream::step(self.asked, first + LEAD),
+            };
+            for row in (0..call.rows).step_by(tile_rows) {
+                match tile_rows.min(call.rows - row) {
+                    1 => step.qk::<1, 4>(row, self.q, &mut s),
+                    2 => step.qk::<2, 4>(row, self.q, &mut s),
+                    3 => step.qk::<3, 4>(row, self.q, &mut s),
+                    4 => step.qk::<4, 4>(row, self.q, &mut s),
+                    5 => step.qk::<5, 2>(row, self.q, &mut s),
+                    6 => step.qk::<6, 2>(row, self.q, &mut s),
+                    7 => step.qk::<7, 2>(row, self.q, &mut s),
+                    _ => step.qk::<8, 2>(row, self.q, &mut s),
+                }
+            }
+            softmax(zmm, call, first, len, &s, &mut probs, state);
+            let increment = &state.increment[..call.rows];
+            if increment.iter().any(|&n| n != 0) {
+                stream::advance(zmm, increment, o);
+            }
+            let mut all = 0;
+            for row in (0..call.rows).step_by(tile_rows) {
+                match tile_rows.min(call.rows - row) {
+                    1 => step.pv::<1, 2>(row, &probs, &mut all, o),
+                    2 => step.pv::<2, 2>(row, &probs, &mut all, o),
+                    3 => step.pv::<3, 2>(row, &probs, &mut all, o),
+                    4 => step.pv::<4, 2>(row, &probs, &mut all, o),
+                    5 => step.pv::<5, 1>(row, &probs, &mut all, o),
+                    6 => step.pv::<6, 1>(row, &probs, &mut all, o),
+                    7 => step.pv::<7, 1>(row, &probs, &mut all, o),
+                    _ => step.pv::<8, 1>(row, &probs, &mut all, o),
+                }
+            }
+            if all != 0 {
+                for (r, probs) in probs.0.iter().enumerate().take(call.rows) {
+                    for (k, &prob) in probs.iter().enumerate().take(len) {
+                        fp32::put_prob(p, k, r, prob);
+                    }
+                }
+                return Streamed {
+                    keys: first..first + len,
+                    left: Left { all, tail: 0 },
+                };
+            }
+        }
+        Streamed::ALL
+    }
+}
+
+/// V1: nothing is rounded.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn softmax(
+    zmm: Zmm,
+    call: &Softmax<'_>,
+    first: usize,
+    len: usize,
+    s: &ByRow,
+    p: &mut ByRow,
+    state: &mut RowState,
+) {
+    let known = stream::softmax(zmm, call, first, len, s, p, state);
+    stream::add_rounded(zmm, known.sums, state);
+}
+
+/// A step's keys and those to come.
+struct Step<'a> {
+    zmm: Zmm,
+    /// Of Q and O.
+    rows: usize,
+    /// Lines of a key.
+    lines: usize,
+    /// Each has so many.
+    keys: &'a [*const bf16; KEYS],
+    /// Of O.
+    strips: usize,
+    /// Each has the columns of so many strips.
+    values: &'a [*const bf16; KEYS],
+    /// These may lie anywhere.
+    asked: &'a [*const bf16; KEYS],
+}
+
+impl Step<'_> {
+    /// C1: scores of the `N` rows from `row` on, `K` keys at a time; for each pair of those a row to come is asked for.
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn qk<const N: usize, const K: usize>(&self, row: usize, q: &[f32], s: &mut ByRow) {
+        const { assert!(K.is_multiple_of(2) && GROUP.is_multiple_of(K) && 2 * C1_ASKS == KEYS) };
+        let (zmm, rows) = (self.zmm, self.rows);
+        assert!(row + N <= rows && q.len() == rows * self.lines * LINE);
+        let tiles = self.keys.as_chunks::<K>().0.iter();
+        for (tile, (keys, asked)) in tiles.zip(self.asked.chunks(K / 2)).enumerate() {
+            let mut acc = [[zmm.splat(0.0); N]; K];
+            for line in 0..self.lines {
+                for asked in asked {
+                    zmm.prefetch_far(asked.wrapping_add(line * LINE));
+                }
+                let mut pairs = [zmm.splat_i32(0); K];
+                for k in 0..K {
+                    // SAFETY: a key has so many lines; no alignment needed.
+                    pairs[k] = unsafe { _mm512_loadu_si512(keys[k].add(line * LINE).cast()) };
+                }
+                for half in 0..2 {
+                    let mut key = [zmm.splat(0.0); K];
+                    for k in 0..K {
+                        key[k] = if half == 0 {
+                            even(zmm, pairs[k])
+                        } else {
+                            odd(zmm, pairs[k])
+                        };
+                    }
+                    for r in 0..N {
+                        let at = ((2 * line + half) * rows + row + r) * LANES;
+                        // SAFETY: q has two vectors a line of all rows, by the assertion; no alignment needed.
+                        let q = unsafe { _mm512_loadu_ps(q.as_ptr().add(at)) };
+                        for k in 0..K {
+                            acc[k][r] = zmm.mul_add(key[k], q, acc[k][r]);
+                        }
+                    }
+                }
+            }
+            // As many rows at once as four sums allow.
+            for r in (0..N).step_by(GROUP / K) {
+                let mut four = [zmm.splat(0.0); GROUP];
+                for (i, four) in four.iter_mut().enumerate() {
+                    if r + i / K < N {
+                        *four = acc[i % K][r + i / K];
+                    }
+                }
+                let sums = zmm.sum_lanes(four);
+                for (s, sums) in s.0[row..][r..N].iter_mut().zip(sums.as_chunks::<K>().0) {
+                    s.as_chunks_mut().0[tile] = *sums;
+                }
+            }
+        }
+    }
+
+    /// C2: the `N` rows of O from `row` on, strip by strip, `V` pairs of vectors at a time. Leaves the strips that are `left`,
+    /// and adds those to them in which values aren't finite. Such a V makes every row's O so, since 0 times it is NaN: the
+    /// first row of all tells.
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn pv<const N: usize, const V: usize>(
+        &self,
+        row: usize,
+        p: &ByRow,
+        left: &mut Strips,
+        o: &mut [[f32; STRIP]],
+    ) {
+        /// Quiet NaN, the infinities and signalling NaN.
+        const NOT_FINITE: i32 = 0x01 | 0x08 | 0x10 | 0x80;
+        const { assert!(V == PIECES || 2 * V == PIECES) };
+        assert!(o.len() == self.strips * self.rows);
+        let zmm = self.zmm;
+        let parts = const { PIECES / V };
+        let p: &[_; N] = &p.0[row..].as_chunks().0[0];
+        let mut requests = Requests {
+            zmm,
+            rows: self.asked[C1_ASKS..].iter(),
+            lines: self.lines,
+            next: core::ptr::null(),
+            left: 0,
+        };
+        // A tile's: one with each key or each second one, and those beyond that before.
+        let lines = C2_ASKS * self.lines / (parts * self.strips);
+        for (strip, o) in o.chunks_mut(self.rows).enumerate() {
+            if *left >> strip & 1 != 0 {
+                continue;
+            }
+            let o: &mut [[[[f32; LANES]; 2]; PIECES]; N] =
+                &mut bytemuck::cast_slice_mut(&mut o[row..]).as_chunks_mut().0[0];
+            // Where another part follows.
+            let mut before = [[[[0.0; LANES]; 2]; V]; N];
+            for part in 0..parts {
+                let mut acc = [[[zmm.splat(0.0); 2]; V]; N];
+                for r in 0..N {
+                    for i in 0..V {
+                        for h in 0..2 {
+                            acc[r][i][h] = zmm.load(&o[r][part * V + i][h]);
+                            if part + 1 < parts {
+                                zmm.store(acc[r][i][h], &mut before[r][i][h]);
+                            }
+                        }
+                    }
+                }
+                for _ in KEYS / parts..lines {
+                    requests.make();
+                }
+                for k in 0..KEYS {
+                    if k.is_multiple_of(parts) {
+                        requests.make();
+                    }
+                    let mut v = [[zmm.splat(0.0); 2]; V];
+                    for i in 0..V {
+                        let column = strip * STRIP + (part * V + i) * LINE;
+                        // SAFETY: values have the columns of all strips, of which this is one by the assertion; no
+                        // alignment needed.
+                        let pairs =
+                            unsafe { _mm512_loadu_si512(self.values[k].add(column).cast()) };
+                        v[i] = [even(zmm, pairs), odd(zmm, pairs)];
+                    }
+                    for r in 0..N {
+                        let p = zmm.splat(p[r][k]);
+                        for i in 0..V {
+                            for h in 0..2 {
+                                acc[r][i][h] = zmm.mul_add(p, v[i][h], acc[r][i][h]);
+                            }
+                        }
+                    }
+                }
+                let mut wrong = 0;
+                if row == 0 {
+                    for v in acc[0].as_flattened() {
+                        wrong |= _mm512_fpclass_ps_mask::<NOT_FINITE>(*v);
+                    }
+                }
+                for r in 0..N {
+                    for i in 0..V {
+                        for h in 0..2 {
+                            if wrong == 0 {
+                                zmm.store(acc[r][i][h], &mut o[r][part * V + i][h]);
+                            } else if part > 0 {
+                                o[r][i][h] = before[r][i][h];
+                            }
+                        }
+                    }
+                }
+                if wrong != 0 {
+                    *left |= 1 << strip;
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Lines of rows to come, one after the other. With two tiles of rows the second asks for the same again, which costs
+/// next to nothing.
+struct Requests<'a> {
+    zmm: Zmm,
+    rows: core::slice::Iter<'a, *const bf16>,
+    /// Lines of a row.
+    lines: usize,
+    next: *const bf16,
+    /// Lines from there on.
+    left: usize,
+}
+
+impl Requests<'_> {
+    /// Asks for the next one.
+    #[inline(always)]
+    fn make(&mut self) {
+        if self.left == 0 {
+            let Some(row) = self.rows.next() else { return };
+            (self.next, self.left) = (*row, self.lines);
+        }
+        self.zmm.prefetch_far(self.next);
+        self.next = self.next.wrapping_add(LINE);
+        self.left -= 1;
+    }
+}
