@@ -10,7 +10,8 @@
 //!   the way; by `u |t|` too where the reference isn't exact: in the compensated mode, and from
 //!   2^22 on, where FP32 has no fraction left.
 //! * So P is off by a factor `exp(ln 2 error)`, a few units in the last place for the exponential,
-//!   and what it is rounded to; the compensation misses by `2^-8` with every block at most.
+//!   and what it is rounded to; the compensation misses by `2^-8` with every block at most, or every
+//!   16 keys where few rows are computed so.
 //! * With P off by factors `1 + g_k`, the output, a quotient of two sums over P, is off by at most
 //!   `sum of w_k g_k (|v_k| + |O|) / (1 - sum of w_k g_k)`, and by the summation's own rounding:
 //!   as many `u` of `sum of w_k |v_k|` as there are additions.
@@ -21,6 +22,9 @@ use amla::{BLOCK_KEYS, BackendId, Options, Precision, Problem, Rescale, Sparse, 
 use half::bf16;
 
 use crate::rows::row;
+
+/// Keys of a step that a backend makes with few rows.
+const STREAM_KEYS: usize = 16;
 
 /// How something computes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,6 +37,8 @@ pub struct Arithmetic {
     rounded_reference: bool,
     /// Whether that is made up for by integer additions.
     compensated: bool,
+    /// With up to so many rows the reference may move with any [`STREAM_KEYS`].
+    stream_rows: usize,
     /// The smallest normal number.
     tiny: f64,
     /// P is surely not 0 down to two to the power of minus this.
@@ -48,6 +54,7 @@ impl Arithmetic {
         probability: 0.0,
         rounded_reference: true,
         compensated: false,
+        stream_rows: 0,
         tiny: f64::MIN_POSITIVE,
         range: 1000.0,
         huge: f64::MAX / 4.0,
@@ -73,6 +80,11 @@ impl Arithmetic {
             },
             rounded_reference: compensated,
             compensated: compensated && options.precision == Precision::Bf16,
+            stream_rows: match options.backend.id() {
+                BackendId::Avx512 => 16,
+                BackendId::Avx512Bf16 => 8,
+                _ => 0,
+            },
             tiny: f32::MIN_POSITIVE.into(),
             range: 120.0,
             huge: f64::from(f32::MAX) / 4.0,
@@ -114,6 +126,8 @@ pub struct Row {
     d_qk: usize,
     /// Keys that it might have seen.
     keys: usize,
+    /// Rows that are computed together.
+    group: usize,
     sink: Option<f64>,
 }
 
@@ -142,7 +156,11 @@ pub fn rows(problem: &Problem) -> Vec<Row> {
                 None => [b, j, h],
             };
             let places = places(problem, b, j, n, at[1]);
-            rows.push(Row::of(problem, at, &places));
+            let positions = if problem.sparse.is_some() { 1 } else { n };
+            rows.push(Row {
+                group: positions * (shape.h_q / shape.h_kv),
+                ..Row::of(problem, at, &places)
+            });
         }
     }
     rows
@@ -258,6 +276,7 @@ impl Row {
             d_v: shape.d_v,
             d_qk: shape.d_qk,
             keys: places.len(),
+            group: 1,
             sink: problem.sink.map(|sink| sink[at[2]].into()),
         }
     }
@@ -349,11 +368,16 @@ struct Bound<'a> {
 impl<'a> Bound<'a> {
     fn new(row: &'a Row, arithmetic: Arithmetic, max: f64) -> Self {
         let Arithmetic { unit, .. } = arithmetic;
+        let step = if row.group <= arithmetic.stream_rows {
+            STREAM_KEYS
+        } else {
+            BLOCK_KEYS
+        };
         // What one task goes through, and how many there are.
         let ranges = splits(row.keys);
         let tasks = ranges.len() as f64;
         let blocks = ranges
-            .map(|range| range.len().div_ceil(BLOCK_KEYS))
+            .map(|range| range.len().div_ceil(step))
             .max()
             .unwrap_or(0) as f64;
         let additions = 2.0 * row.scores.len() as f64 + blocks + 16.0 * tasks;
