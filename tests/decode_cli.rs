@@ -590,8 +590,8 @@ fn sparse_attention_to_ragged_caches() {
 #[test]
 fn sparse_attention_to_all_keys_is_dense() {
     // Sparse, each position is a group of its own: one kernel takes its rows and those of both.
-    let many = match amla::Backend::detect().id() {
-        amla::BackendId::Avx512Bf16 => [10, 14],
+    let many = match Backend::detect().id() {
+        BackendId::Avx512Bf16 => [10, 14],
         _ => [8, 20],
     };
     for heads in [2, 4].into_iter().chain(many) {
