@@ -188,15 +188,7 @@ fn tile<
     c: &mut [[f32; WIDTH]],
     ahead: &mut Ahead<'_>,
 ) -> bool {
-    let (c, next) = c.split_at_mut(M);
-    // Each tile asks for the next one's lines: out-of-order execution can't look so far.
-    if let Some(next) = next.first_chunk::<M>() {
-        for row in next {
-            for v in 0..N {
-                simd.prefetch((&raw const row[column + v * S::LANES]).cast());
-            }
-        }
-    }
+    let c = &mut c[..M];
     let first = column / S::LANES;
     assert!(first + N <= WIDTH / S::LANES && narrow.pairs() <= PAIRS);
     assert!(a.0.len() > (M - 1) * ROW + (PAIRS - 1) * PAIR + HALF);
