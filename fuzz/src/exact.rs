@@ -23,7 +23,7 @@ use half::bf16;
 
 use crate::rows::row;
 
-/// Keys of a step that a backend makes with few rows.
+/// Keys of the shortest step that a backend makes with few rows.
 const STREAM_KEYS: usize = 16;
 
 /// How something computes.
@@ -157,10 +157,8 @@ pub fn rows(problem: &Problem) -> Vec<Row> {
             };
             let places = places(problem, b, j, n, at[1]);
             let positions = if problem.sparse.is_some() { 1 } else { n };
-            rows.push(Row {
-                group: positions * (shape.h_q / shape.h_kv),
-                ..Row::of(problem, at, &places)
-            });
+            let group = positions * (shape.h_q / shape.h_kv);
+            rows.push(Row::of(problem, at, &places, group));
         }
     }
     rows
@@ -253,7 +251,7 @@ fn whole(
 }
 
 impl Row {
-    fn of(problem: &Problem, at: [usize; 3], places: &Places) -> Self {
+    fn of(problem: &Problem, at: [usize; 3], places: &Places, group: usize) -> Self {
         let shape = problem.shape;
         let widths = [shape.d_qk, shape.d_v];
         let query = whole(&problem.q, problem.q_rope.as_ref(), at, widths);
@@ -276,7 +274,7 @@ impl Row {
             d_v: shape.d_v,
             d_qk: shape.d_qk,
             keys: places.len(),
-            group: 1,
+            group,
             sink: problem.sink.map(|sink| sink[at[2]].into()),
         }
     }

@@ -34,7 +34,7 @@ use half::bf16;
 use super::simd::{self, Simd};
 use super::v1::{self, Pairs, Rounding};
 use super::zmm::widen::{self, Round};
-use super::zmm::{self, LANES, Zmm, load_row, load_words, store_pairs};
+use super::zmm::{self, LANES, NOT_FINITE, Zmm, load_row, load_words, store_pairs};
 use super::{Close, Isa, Left, Maxima, Pv, Rows, Softmax, Streamed, Streams, Strips, detect};
 use crate::bits::Increment;
 use crate::format::Row;
@@ -44,8 +44,6 @@ use crate::tile::{
     STRIP, STile, VBuffer, ascend,
 };
 
-/// What `vfpclassps` calls quiet NaN, the infinities and signalling NaN.
-const NOT_FINITE: i32 = 0x01 | 0x08 | 0x10 | 0x80;
 /// Feature pairs of one visit to the Q panel.
 const PAIRS_K: usize = ascend::BASE_K / 2;
 
@@ -75,7 +73,8 @@ impl Avx512Bf16 {
 impl Isa for Avx512Bf16 {
     const DIRECT_ROWS: usize = PANEL_ROWS;
     const ASKING_ROWS: usize = few::C1_ROWS;
-    const BOTH_ASK_ROWS: usize = 8;
+    // What a pool leaves of more rows than streams take.
+    const BOTH_ASK_ROWS: usize = stream::ROWS;
     const STREAM_ROWS: usize = stream::ROWS;
 
     fn widen(self, row: &Row<'_>, out: &mut [bf16]) {

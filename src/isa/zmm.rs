@@ -16,6 +16,8 @@ use crate::tile::{QPanel, STRIP, VBuffer};
 
 /// Lanes of a vector.
 pub const LANES: usize = 16;
+/// What `vfpclassps` calls quiet NaN, the infinities and signalling NaN.
+pub const NOT_FINITE: i32 = 0x01 | 0x08 | 0x10 | 0x80;
 
 /// Proof that the processor has AVX-512 F, BW, DQ and VL.
 #[derive(Clone, Copy)]
