@@ -53,7 +53,8 @@ use crate::error::Error;
 use crate::format::Row;
 use crate::group::{Group, Partial};
 use crate::isa::{
-    Backend, Isa, Left, Mask, Pv, Rows, STREAM_KEYS, Softmax, Streams, Strips, Visitor, row_tile,
+    Backend, Isa, Left, Mask, Pv, Rows, STREAM_KEYS, Softmax, Streams, Strips, Visitor, heads,
+    pointers, row_tile,
 };
 use crate::problem::{Precision, Rescale};
 use crate::results::{End, Write};
@@ -452,7 +453,7 @@ fn stream<I: Isa, const D_QK: usize, const D_V: usize>(
     for block in 0..group.blocks() {
         let range = group.block(block);
         let len = range.len();
-        let mut widened = [const { &[bf16::ZERO; D_QK] }; STREAM_KEYS];
+        let mut widened;
         let keys = if as_they_lie {
             let end = group.reach.min(range.start + STREAM_KEYS);
             let new = range.start + have..end;
@@ -460,29 +461,36 @@ fn stream<I: Isa, const D_QK: usize, const D_V: usize>(
             &lying
         } else {
             widen_keys(isa, group, range.clone(), keys_memory);
+            widened = [const { &[bf16::ZERO; D_QK] }; STREAM_KEYS];
             gather(&keys_memory[..len], &mut widened);
             &widened
         };
-        let mut asked = keys.map(|row| row.as_ptr());
-        if !as_they_lie && problem.has_key_rows() {
+        let mut located;
+        let asked = if as_they_lie || !problem.has_key_rows() {
+            pointers(keys)
+        } else {
             // Those to be widened next.
             let to = group.reach.min(range.end + STREAM_KEYS);
-            locate_keys(group, range.end..to, &mut asked);
-        }
-        let mut values = [const { &[bf16::ZERO; D_V] }; STREAM_KEYS];
-        if problem.v.is_none() {
-            for (value, key) in values.iter_mut().zip(&keys[..len]) {
-                if let Some(key) = key.first_chunk() {
-                    *value = key;
-                }
-            }
-            repeat_last(len, &mut values);
-        } else if problem.values_as_they_lie() {
-            list_values(group, range.clone(), &mut values);
+            located = *pointers(keys);
+            locate_keys(group, range.end..to, &mut located);
+            &located
+        };
+        let mut gathered;
+        let begun = heads(keys).filter(|_| problem.v.is_none() && len == BLOCK_KEYS);
+        let values = if let Some(values) = begun {
+            values
         } else {
-            widen_values(isa, group, range.clone(), D_V, values_memory);
-            gather(&values_memory[..len], &mut values);
-        }
+            gathered = [const { &[bf16::ZERO; D_V] }; STREAM_KEYS];
+            if problem.v.is_none() {
+                gather(&keys[..len], &mut gathered);
+            } else if problem.values_as_they_lie() {
+                list_values(group, range.clone(), &mut gathered);
+            } else {
+                widen_values(isa, group, range.clone(), D_V, values_memory);
+                gather(&values_memory[..len], &mut gathered);
+            }
+            &gathered
+        };
         let call = Softmax {
             rows,
             keys: len,
@@ -495,8 +503,8 @@ fn stream<I: Isa, const D_QK: usize, const D_V: usize>(
         let streams = Streams {
             q,
             keys,
-            asked: &asked,
-            values: &values,
+            asked,
+            values,
         };
         let mut from = 0;
         while from < len {

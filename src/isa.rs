@@ -47,7 +47,7 @@ use core::ops::Range;
 
 use half::bf16;
 
-pub use memory::row_tile;
+pub use memory::{heads, pointers, row_tile};
 use shared::half_of;
 
 use crate::bits::{Increment, bf16_widen};
@@ -178,7 +178,7 @@ impl Left {
 }
 
 /// Rows that [`Isa::stream`] is given: a block's, and as many as it may compute on or ask for beyond.
-pub const STREAM_KEYS: usize = BLOCK_KEYS + 40;
+pub const STREAM_KEYS: usize = BLOCK_KEYS + 132;
 
 /// What [`Isa::stream`] goes through.
 #[cfg_attr(
@@ -193,7 +193,7 @@ pub struct Streams<'a, const D_QK: usize, const D_V: usize> {
     /// Where rows lie that memory is asked for some keys ahead: the keys and those behind them, or others in their
     /// place.
     pub asked: &'a [*const bf16; STREAM_KEYS],
-    /// Its values, and copies of the last.
+    /// Its values. Where it has fewer keys than others, copies of the last are behind them.
     pub values: &'a [&'a [bf16; D_V]; STREAM_KEYS],
 }
 

@@ -1,8 +1,10 @@
-//! What the compiler must be told about the workspace's memory.
+//! What the compiler must be told about the workspace's memory, and about references to rows.
 #![allow(
     unsafe_code,
     reason = "marker traits, and views of memory as other types"
 )]
+
+use half::bf16;
 
 use crate::error::{Argument, Error};
 use crate::tile::{QPanel, RowTile, VBuffer, Workspace};
@@ -29,6 +31,27 @@ pub fn row_tile<B: Buffer>(buffers: &mut [B]) -> Option<&mut RowTile> {
     // aligned (both checked above), and initialised (`Buffer`'s contract); every bit pattern
     // is a `bf16`, and is an integer again.
     Some(unsafe { &mut *buffers.as_mut_ptr().cast() })
+}
+
+/// Where rows lie.
+pub fn pointers<'a, const D: usize, const N: usize>(
+    rows: &'a [&[bf16; D]; N],
+) -> &'a [*const bf16; N] {
+    // SAFETY: a reference to an array is laid out as a pointer to what it begins with, and is valid as one; both
+    // arrays have as many elements.
+    unsafe { &*core::ptr::from_ref(rows).cast() }
+}
+
+/// What rows begin with, if they are long enough.
+pub fn heads<'a, 'b, const D: usize, const HEAD: usize, const N: usize>(
+    rows: &'a [&'b [bf16; D]; N],
+) -> Option<&'a [&'b [bf16; HEAD]; N]> {
+    if HEAD > D {
+        return None;
+    }
+    // SAFETY: references to arrays are laid out alike; each of these is valid for the first HEAD of its D elements too;
+    // both arrays of references have as many.
+    Some(unsafe { &*core::ptr::from_ref(rows).cast() })
 }
 
 // SAFETY: `Workspace` is made of arrays of integers, floats and structs of them

@@ -1,12 +1,13 @@
-//! Few rows, where memory limits or nearly so: C1, V1 and C2 of 16 keys, then of the next 16.
+//! Few rows, where memory limits or nearly so: C1, V1 and C2 of some keys, then of the next.
 //!
-//! Keys come to the core once, and C2 finds them near. Meanwhile lines of rows to come are asked for, in the order
+//! Steps of 16 keys find these in L1d once more in C2. Where Q and O of more rows leave no room for that, steps have 64:
+//! Q and O, which come from L2 then, come for as many. Meanwhile lines of rows to come are asked for, in the order
 //! that they lie there, into L2, which on Intel's cores has the more slots for lines on their way (`docs/adr/0026`).
 //!
 //! | stage | register tile | streams |
 //! |---|---|---|
 //! | C1 | 4 keys x 1 to 4 rows or 2 keys x 5 to 8, features in the lanes; with more rows two such tiles | Q, a vector of each row in turn; K from the cache itself |
-//! | V1 | up to 16 rows, a row's 16 keys in the lanes | S and P, row by row |
+//! | V1 | up to 16 rows, 16 of a row's keys in the lanes | S and P, row by row |
 //! | C2 | 1 to 4 rows x 4 vectors of 16 columns or 5 to 8 x 2; with more rows two such tiles | V from the cache itself, P by broadcast |
 //!
 //! Both matrix products widen a vector of BF16 into its even and its odd elements, once for all rows of a tile; so O's columns
@@ -26,9 +27,9 @@ use half::bf16;
 
 use crate::isa::ahead::LINE;
 use crate::isa::simd::{Simd, even, odd};
-use crate::isa::zmm::stream::{self, ByRow, GROUP, KEYS, LEAD};
-use crate::isa::zmm::{LANES, Zmm};
-use crate::isa::{Left, STREAM_KEYS, Softmax, Streamed, Streams, Strips, fp32};
+use crate::isa::zmm::stream::{self, ByRow, GROUP, KEYS};
+use crate::isa::zmm::{LANES, NOT_FINITE, Zmm};
+use crate::isa::{Left, STREAM_KEYS, Softmax, Streamed, Streams, Strips, fp32, pointers};
 use crate::tile::{BLOCK_KEYS, L0a, OStrip, PANEL_ROWS, QPanel, RowState, STRIP};
 
 /// Up to so many rows, as a panel's memory holds no more in FP32.
@@ -39,13 +40,17 @@ pub const ROWS: usize = if stream::ROWS < PANEL_ROWS / 2 {
 };
 /// Rows of a register tile.
 const TILE_ROWS: usize = 8;
-/// Of the keys of a step to come C1 asks for so many, and C2 for the others.
-const C1_ASKS: usize = KEYS / 2;
-const C2_ASKS: usize = KEYS - C1_ASKS;
+/// Up to so many rows have short steps.
+const SHORT_ROWS: usize = 4;
+/// Vectors of keys of a step: of a short one, and of others.
+const SHORT: usize = 1;
+const LONG: usize = 4;
+/// Keys between a step's last and the first that it asks for.
+const GAP: usize = 4;
 /// Lines of a strip of values.
 const PIECES: usize = STRIP / LINE;
 
-const _: () = assert!(STREAM_KEYS >= BLOCK_KEYS + LEAD + KEYS);
+const _: () = assert!(STREAM_KEYS >= BLOCK_KEYS + LONG * KEYS + GAP + LONG * KEYS);
 // A row's vectors are its lines, and two of FP32 when widened.
 const _: () = assert!(LINE == 2 * LANES);
 
@@ -77,16 +82,11 @@ pub fn stream<const D_QK: usize, const D_V: usize>(
         values: pointers(block.values),
     };
     let o = &mut o.as_flattened_mut()[..D_V / STRIP * call.rows];
-    block.stream(zmm, call, from, p, state, o)
-}
-
-/// Where rows lie.
-fn pointers<'a, const D: usize>(
-    rows: &'a [&[bf16; D]; STREAM_KEYS],
-) -> &'a [*const bf16; STREAM_KEYS] {
-    // SAFETY: a reference to an array is laid out as a pointer to what it begins with, and all references are
-    // valid as pointers; both arrays have as many elements.
-    unsafe { &*core::ptr::from_ref(rows).cast() }
+    if call.rows <= SHORT_ROWS {
+        block.stream::<SHORT>(zmm, call, from, p, state, o)
+    } else {
+        block.stream::<LONG>(zmm, call, from, p, state, o)
+    }
 }
 
 /// [`Isa::settle_stream`].
@@ -122,9 +122,9 @@ struct Block<'a> {
 }
 
 impl Block<'_> {
-    /// All stages of the keys from one on.
+    /// All stages of the keys from one on, so many vectors of them in a step.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn stream(
+    fn stream<const VECTORS: usize>(
         &self,
         zmm: Zmm,
         call: &Softmax<'_>,
@@ -133,29 +133,35 @@ impl Block<'_> {
         state: &mut RowState,
         o: &mut [[f32; STRIP]],
     ) -> Streamed {
-        let (mut s, mut probs) = (ByRow([[0.0; KEYS]; _]), ByRow([[0.0; KEYS]; _]));
+        let at_once = const { VECTORS * KEYS };
+        let (mut s, mut probs) = (
+            ByRow([[[0.0; KEYS]; VECTORS]; _]),
+            ByRow([[[0.0; KEYS]; VECTORS]; _]),
+        );
         let tile_rows = call.rows.div_ceil(call.rows.div_ceil(TILE_ROWS));
-        for first in (from..call.keys).step_by(KEYS) {
-            let len = KEYS.min(call.keys - first);
+        for first in (from..call.keys).step_by(at_once) {
+            let len = at_once.min(call.keys - first);
+            // Whole vectors of keys: scores of those beyond count for nothing.
+            let whole = len.next_multiple_of(KEYS);
             let step = Step {
                 zmm,
                 rows: call.rows,
                 lines: self.lines,
-                keys: stream::step(self.keys, first),
+                keys: &self.keys[first..][..whole],
                 strips: self.strips,
-                values: stream::step(self.values, first),
-                asked: stream::step(self.asked, first + LEAD),
+                values: self.values[first..][..whole].as_chunks().0,
+                asked: self.asked[first + at_once + GAP..][..whole].split_at(whole / 2),
             };
             for row in (0..call.rows).step_by(tile_rows) {
                 match tile_rows.min(call.rows - row) {
-                    1 => step.qk::<1, 4>(row, self.q, &mut s),
-                    2 => step.qk::<2, 4>(row, self.q, &mut s),
-                    3 => step.qk::<3, 4>(row, self.q, &mut s),
-                    4 => step.qk::<4, 4>(row, self.q, &mut s),
-                    5 => step.qk::<5, 2>(row, self.q, &mut s),
-                    6 => step.qk::<6, 2>(row, self.q, &mut s),
-                    7 => step.qk::<7, 2>(row, self.q, &mut s),
-                    _ => step.qk::<8, 2>(row, self.q, &mut s),
+                    1 if VECTORS == SHORT => step.qk::<1, 4, VECTORS>(row, self.q, &mut s),
+                    2 if VECTORS == SHORT => step.qk::<2, 4, VECTORS>(row, self.q, &mut s),
+                    3 if VECTORS == SHORT => step.qk::<3, 4, VECTORS>(row, self.q, &mut s),
+                    5 if VECTORS == LONG => step.qk::<5, 2, VECTORS>(row, self.q, &mut s),
+                    6 if VECTORS == LONG => step.qk::<6, 2, VECTORS>(row, self.q, &mut s),
+                    7 if VECTORS == LONG => step.qk::<7, 2, VECTORS>(row, self.q, &mut s),
+                    8 if VECTORS == LONG => step.qk::<8, 2, VECTORS>(row, self.q, &mut s),
+                    _ => step.qk::<4, 4, VECTORS>(row, self.q, &mut s),
                 }
             }
             softmax(zmm, call, first, len, &s, &mut probs, state);
@@ -166,19 +172,19 @@ impl Block<'_> {
             let mut all = 0;
             for row in (0..call.rows).step_by(tile_rows) {
                 match tile_rows.min(call.rows - row) {
-                    1 => step.pv::<1, 2>(row, &probs, &mut all, o),
-                    2 => step.pv::<2, 2>(row, &probs, &mut all, o),
-                    3 => step.pv::<3, 2>(row, &probs, &mut all, o),
-                    4 => step.pv::<4, 2>(row, &probs, &mut all, o),
-                    5 => step.pv::<5, 1>(row, &probs, &mut all, o),
-                    6 => step.pv::<6, 1>(row, &probs, &mut all, o),
-                    7 => step.pv::<7, 1>(row, &probs, &mut all, o),
-                    _ => step.pv::<8, 1>(row, &probs, &mut all, o),
+                    1 if VECTORS == SHORT => step.pv::<1, 2, VECTORS>(row, &probs, &mut all, o),
+                    2 if VECTORS == SHORT => step.pv::<2, 2, VECTORS>(row, &probs, &mut all, o),
+                    3 if VECTORS == SHORT => step.pv::<3, 2, VECTORS>(row, &probs, &mut all, o),
+                    5 if VECTORS == LONG => step.pv::<5, 1, VECTORS>(row, &probs, &mut all, o),
+                    6 if VECTORS == LONG => step.pv::<6, 1, VECTORS>(row, &probs, &mut all, o),
+                    7 if VECTORS == LONG => step.pv::<7, 1, VECTORS>(row, &probs, &mut all, o),
+                    8 if VECTORS == LONG => step.pv::<8, 1, VECTORS>(row, &probs, &mut all, o),
+                    _ => step.pv::<4, 2, VECTORS>(row, &probs, &mut all, o),
                 }
             }
             if all != 0 {
                 for (r, probs) in probs.0.iter().enumerate().take(call.rows) {
-                    for (k, &prob) in probs.iter().enumerate().take(len) {
+                    for (k, &prob) in probs.as_flattened().iter().enumerate().take(len) {
                         fp32::put_prob(p, k, r, prob);
                     }
                 }
@@ -195,13 +201,13 @@ impl Block<'_> {
 /// V1: nothing is rounded.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn softmax(
+fn softmax<const VECTORS: usize>(
     zmm: Zmm,
     call: &Softmax<'_>,
     first: usize,
     len: usize,
-    s: &ByRow,
-    p: &mut ByRow,
+    s: &ByRow<VECTORS>,
+    p: &mut ByRow<VECTORS>,
     state: &mut RowState,
 ) {
     let known = stream::softmax(zmm, call, first, len, s, p, state);
@@ -216,28 +222,36 @@ struct Step<'a> {
     /// Lines of a key.
     lines: usize,
     /// Each has so many.
-    keys: &'a [*const bf16; KEYS],
+    keys: &'a [*const bf16],
     /// Of O.
     strips: usize,
     /// Each has the columns of so many strips.
-    values: &'a [*const bf16; KEYS],
-    /// These may lie anywhere.
-    asked: &'a [*const bf16; KEYS],
+    values: &'a [[*const bf16; KEYS]],
+    /// What C1 asks for, and what C2 does. These may lie anywhere.
+    asked: (&'a [*const bf16], &'a [*const bf16]),
 }
 
 impl Step<'_> {
     /// C1: scores of the `N` rows from `row` on, `K` keys at a time; for each pair of those a row to come is asked for.
     #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn qk<const N: usize, const K: usize>(&self, row: usize, q: &[f32], s: &mut ByRow) {
-        const { assert!(K.is_multiple_of(2) && GROUP.is_multiple_of(K) && 2 * C1_ASKS == KEYS) };
+    fn qk<const N: usize, const K: usize, const VECTORS: usize>(
+        &self,
+        row: usize,
+        q: &[f32],
+        s: &mut ByRow<VECTORS>,
+    ) {
+        const { assert!(K.is_multiple_of(2) && GROUP.is_multiple_of(K)) };
         let (zmm, rows) = (self.zmm, self.rows);
         assert!(row + N <= rows && q.len() == rows * self.lines * LINE);
-        let tiles = self.keys.as_chunks::<K>().0.iter();
-        for (tile, (keys, asked)) in tiles.zip(self.asked.chunks(K / 2)).enumerate() {
+        for (tile, keys) in self.keys.as_chunks::<K>().0.iter().enumerate() {
+            let mut asked = [core::ptr::null(); K];
+            for i in 0..K / 2 {
+                asked[i] = self.asked.0[tile * (K / 2) + i];
+            }
             let mut acc = [[zmm.splat(0.0); N]; K];
             for line in 0..self.lines {
-                for asked in asked {
+                for asked in &asked[..K / 2] {
                     zmm.prefetch_far(asked.wrapping_add(line * LINE));
                 }
                 let mut pairs = [zmm.splat_i32(0); K];
@@ -274,7 +288,7 @@ impl Step<'_> {
                 }
                 let sums = zmm.sum_lanes(four);
                 for (s, sums) in s.0[row..][r..N].iter_mut().zip(sums.as_chunks::<K>().0) {
-                    s.as_chunks_mut().0[tile] = *sums;
+                    s.as_flattened_mut().as_chunks_mut().0[tile] = *sums;
                 }
             }
         }
@@ -285,15 +299,13 @@ impl Step<'_> {
     /// first row of all tells.
     #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn pv<const N: usize, const V: usize>(
+    fn pv<const N: usize, const V: usize, const VECTORS: usize>(
         &self,
         row: usize,
-        p: &ByRow,
+        p: &ByRow<VECTORS>,
         left: &mut Strips,
         o: &mut [[f32; STRIP]],
     ) {
-        /// Quiet NaN, the infinities and signalling NaN.
-        const NOT_FINITE: i32 = 0x01 | 0x08 | 0x10 | 0x80;
         const { assert!(V == PIECES || 2 * V == PIECES) };
         assert!(o.len() == self.strips * self.rows);
         let zmm = self.zmm;
@@ -301,13 +313,14 @@ impl Step<'_> {
         let p: &[_; N] = &p.0[row..].as_chunks().0[0];
         let mut requests = Requests {
             zmm,
-            rows: self.asked[C1_ASKS..].iter(),
+            rows: self.asked.1.iter(),
             lines: self.lines,
             next: core::ptr::null(),
             left: 0,
         };
         // A tile's: one with each key or each second one, and those beyond that before.
-        let lines = C2_ASKS * self.lines / (parts * self.strips);
+        let lines = self.asked.1.len() * self.lines / (parts * self.strips);
+        assert!(self.values.len() <= VECTORS);
         for (strip, o) in o.chunks_mut(self.rows).enumerate() {
             if *left >> strip & 1 != 0 {
                 continue;
@@ -328,27 +341,28 @@ impl Step<'_> {
                         }
                     }
                 }
-                for _ in KEYS / parts..lines {
+                for _ in self.values.as_flattened().len() / parts..lines {
                     requests.make();
                 }
-                for k in 0..KEYS {
-                    if k.is_multiple_of(parts) {
-                        requests.make();
-                    }
-                    let mut v = [[zmm.splat(0.0); 2]; V];
-                    for i in 0..V {
-                        let column = strip * STRIP + (part * V + i) * LINE;
-                        // SAFETY: values have the columns of all strips, of which this is one by the assertion; no
-                        // alignment needed.
-                        let pairs =
-                            unsafe { _mm512_loadu_si512(self.values[k].add(column).cast()) };
-                        v[i] = [even(zmm, pairs), odd(zmm, pairs)];
-                    }
-                    for r in 0..N {
-                        let p = zmm.splat(p[r][k]);
+                for (vector, values) in self.values.iter().enumerate() {
+                    for k in 0..KEYS {
+                        if k.is_multiple_of(parts) {
+                            requests.make();
+                        }
+                        let mut v = [[zmm.splat(0.0); 2]; V];
                         for i in 0..V {
-                            for h in 0..2 {
-                                acc[r][i][h] = zmm.mul_add(p, v[i][h], acc[r][i][h]);
+                            let column = strip * STRIP + (part * V + i) * LINE;
+                            // SAFETY: values have the columns of all strips, of which this is one by the assertion; no
+                            // alignment needed.
+                            let pairs = unsafe { _mm512_loadu_si512(values[k].add(column).cast()) };
+                            v[i] = [even(zmm, pairs), odd(zmm, pairs)];
+                        }
+                        for r in 0..N {
+                            let p = zmm.splat(p[r][vector][k]);
+                            for i in 0..V {
+                                for h in 0..2 {
+                                    acc[r][i][h] = zmm.mul_add(p, v[i][h], acc[r][i][h]);
+                                }
                             }
                         }
                     }

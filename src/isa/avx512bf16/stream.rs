@@ -22,7 +22,7 @@ use core::ops::Range;
 use super::few::{PIECES, deinterleave, interleave, interleaved};
 use super::*;
 use crate::isa::ahead::LINE;
-use crate::isa::zmm::stream::{self, ByRow, GROUP, KEYS, Known, LEAD};
+use crate::isa::zmm::stream::{self, ByRow, GROUP, KEYS, Known};
 use crate::isa::{STREAM_KEYS, Streamed, Streams};
 use crate::problem::Rescale;
 
@@ -32,6 +32,8 @@ pub(super) const ROWS: usize = 8;
 pub(super) const TILE_ROWS: usize = 4;
 /// Pairs of keys of a step.
 const PAIRS: usize = KEYS / 2;
+/// A step asks for the keys that lie so many behind its own: into L1d, with more those at hand would leave it.
+const LEAD: usize = 20;
 /// And asks once more for those that lie so many behind.
 const AGAIN: usize = 14;
 /// Of the keys of a step to come C1 asks for so many, and C2 for the others.
@@ -49,7 +51,7 @@ struct Tile {
 /// P of a step, as C2 takes it.
 struct Probs {
     /// As V1 computes it.
-    whole: ByRow,
+    whole: ByRow<1>,
     /// Rounded, row by row, and what that took.
     parts: [[[u32; PAIRS]; ROWS]; 2],
     /// Parts that count.
@@ -87,9 +89,9 @@ pub(super) fn stream<const D_QK: usize, const D_V: usize, const TO_L2: bool>(
     let tiles = &tiles(rows)[..if TO_L2 { 1 } else { rows.div_ceil(TILE_ROWS) }];
     let o = &mut o.as_flattened_mut()[..D_V / STRIP * rows];
     let mut streamed = Streamed::ALL;
-    let mut s = ByRow([[0.0; KEYS]; _]);
+    let mut s = ByRow([[[0.0; KEYS]]; _]);
     let mut probs = Probs {
-        whole: ByRow([[0.0; KEYS]; _]),
+        whole: ByRow([[[0.0; KEYS]]; _]),
         parts: [[[0; PAIRS]; ROWS]; 2],
         len: if call.precision == Precision::Bf16x2 {
             2
@@ -127,7 +129,7 @@ pub(super) fn stream<const D_QK: usize, const D_V: usize, const TO_L2: bool>(
         if state.increment[..rows].iter().any(|&n| n != 0) {
             stream::advance(zmm, &state.increment[..rows], o);
         }
-        let values = stream::step(block.values, first);
+        let values: &[_; KEYS] = stream::step(block.values, first);
         let values = &values.as_chunks().0.as_chunks().0[0];
         let mut all = 0;
         for tile in tiles {
@@ -203,7 +205,7 @@ impl<const D_QK: usize, const TO_L2: bool> Step<'_, D_QK, TO_L2> {
         tile: &Tile,
         group: usize,
         q: &[u32],
-        s: &mut ByRow,
+        s: &mut ByRow<1>,
     ) {
         const { assert!(D_QK.is_multiple_of(2 * LINE)) };
         assert!(self.half_lines <= Self::LINES / 2);
@@ -251,7 +253,7 @@ impl<const D_QK: usize, const TO_L2: bool> Step<'_, D_QK, TO_L2> {
         }
         for r in 0..N {
             let sums = zmm.sum_lanes([acc[0][r], acc[1][r], acc[2][r], acc[3][r]]);
-            s[r].as_chunks_mut().0[group] = sums;
+            s[r][0].as_chunks_mut().0[group] = sums;
         }
     }
 
@@ -429,7 +431,7 @@ fn softmax(
     call: &Softmax<'_>,
     first: usize,
     len: usize,
-    s: &ByRow,
+    s: &ByRow<1>,
     state: &mut RowState,
     probs: &mut Probs,
 ) {
@@ -437,7 +439,7 @@ fn softmax(
     let exact = call.rescale == Rescale::Exact;
     let whole = call.precision == Precision::Bf16x2;
     let mut row = |r: usize| {
-        let prob = load(&probs.whole.0[r]);
+        let prob = load(&probs.whole.0[r][0]);
         let high = _mm512_cvtneps_pbh(prob);
         let mut kept = _mm512_cvtpbh_ps(high);
         probs.parts[0][r] = words(high);
@@ -473,7 +475,14 @@ impl Probs {
     /// Keeps what rounding took from each row's largest P, where that may count: as a row's sum grows, other keys' P, from
     /// which nothing is kept, lose as much.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn carry(&mut self, zmm: Zmm, rows: usize, known: &Known, s: &ByRow, state: &mut RowState) {
+    fn carry(
+        &mut self,
+        zmm: Zmm,
+        rows: usize,
+        known: &Known<1>,
+        s: &ByRow<1>,
+        state: &mut RowState,
+    ) {
         /// The part of a row's sum from which on a P counts: 2^-6 of its error of 2^-9.
         const COUNTS: f32 = 1.0 / 64.0;
         let largest = zmm.exp2(load(&known.bases.offset));
@@ -492,7 +501,8 @@ impl Probs {
         for r in 0..rows {
             // The last key of those that have the largest score.
             let max = _mm512_set1_ps(known.bases.max[r]);
-            let tops = _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(known.seen[r], load(&s.0[r]), max);
+            let tops =
+                _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(known.seen[r][0], load(&s.0[r][0]), max);
             let key = tops.checked_ilog2().unwrap_or(0) as usize;
             self.residuals[r] = Residual { key, p: bits[r] };
         }

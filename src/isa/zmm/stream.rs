@@ -1,5 +1,5 @@
-//! What streams ([`Isa::stream`](super::super::Isa::stream)) have in common: steps of 16 keys, and V1 of them, a row's keys in the
-//! lanes.
+//! What streams ([`Isa::stream`](super::super::Isa::stream)) have in common: V1 of a step, 16 of a row's keys in the lanes of
+//! each vector.
 
 use super::*;
 use crate::bits::Increment;
@@ -9,21 +9,19 @@ use crate::tile::{PANEL_ROWS, RowState};
 
 /// Up to so many rows: one for each lane of what V1 knows of them.
 pub const ROWS: usize = LANES;
-/// Keys of a step: as many as a vector has lanes.
+/// Keys of a vector; a step has some of these.
 pub const KEYS: usize = LANES;
 /// Keys whose scores are loaded at once, and rows whose maxima and sums are found at once.
 pub const GROUP: usize = 4;
-/// A step asks for the keys that lie so many behind its own: into L1d, with more those at hand would leave it.
-pub const LEAD: usize = 20;
 
-/// Scores, or P: keys, row by row.
+/// Scores, or P: `V` vectors of keys, row by row.
 #[repr(align(64))]
-pub struct ByRow(pub [[f32; KEYS]; ROWS]);
+pub struct ByRow<const V: usize>(pub [[[f32; KEYS]; V]; ROWS]);
 
 /// What V1 knows of a step beside P.
-pub struct Known {
+pub struct Known<const V: usize> {
     pub bases: Bases,
-    pub seen: [__mmask16; ROWS],
+    pub seen: [[__mmask16; V]; ROWS],
     /// The sums of P, row by row, as it is before the compensated mode's factor.
     pub sums: __m512,
     /// The same with those of all keys before.
@@ -33,15 +31,15 @@ pub struct Known {
 /// V1 of the keys from `first` on, `len` of them, but for the sums of what C2 takes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub fn softmax(
+pub fn softmax<const V: usize>(
     zmm: Zmm,
     call: &Softmax<'_>,
     first: usize,
     len: usize,
-    s: &ByRow,
-    p: &mut ByRow,
+    s: &ByRow<V>,
+    p: &mut ByRow<V>,
     state: &mut RowState,
-) -> Known {
+) -> Known<V> {
     let seen = seen(call, first, len);
     let lowest = zmm.splat(f32::NEG_INFINITY);
     // Rows beyond the call's compute on what lies there, and count for nothing.
@@ -50,10 +48,12 @@ pub fn softmax(
     for i in 0..fours {
         let mut largest = [lowest; GROUP];
         for (r, largest) in (GROUP * i..).zip(&mut largest) {
-            let scores = forwarded(&s.0[r]);
-            zmm.store(scores, &mut p.0[r]);
-            // The second where the first is NaN.
-            *largest = _mm512_mask_max_ps(lowest, seen[r], scores, lowest);
+            for ((s, p), &seen) in s.0[r].iter().zip(&mut p.0[r]).zip(&seen[r]) {
+                let scores = forwarded(s);
+                zmm.store(scores, p);
+                // The second where the first is NaN.
+                *largest = _mm512_mask_max_ps(*largest, seen, scores, *largest);
+            }
         }
         max = four(max, i, zmm.max_lanes(largest));
     }
@@ -62,17 +62,24 @@ pub fn softmax(
     let scale = zmm.splat(call.scale);
     let mut sums = zmm.splat(0.0);
     for i in 0..fours {
-        let mut probs = [lowest; GROUP];
-        for (r, prob) in (GROUP * i..).zip(&mut probs) {
-            let below = _mm512_sub_ps(zmm.load(&p.0[r]), zmm.splat(bases.max[r]));
-            let t = _mm512_fmadd_ps(below, scale, zmm.splat(bases.offset[r]));
-            *prob = _mm512_maskz_mov_ps(seen[r], zmm.exp2(t));
-            let taken = if exact {
-                *prob
-            } else {
-                _mm512_mul_ps(*prob, zmm.splat(bases.factor[r]))
-            };
-            zmm.store(taken, &mut p.0[r]);
+        let mut probs = [zmm.splat(0.0); GROUP];
+        for (r, sum) in (GROUP * i..).zip(&mut probs) {
+            for (v, (p, &seen)) in p.0[r].iter_mut().zip(&seen[r]).enumerate() {
+                let below = _mm512_sub_ps(zmm.load(p), zmm.splat(bases.max[r]));
+                let t = _mm512_fmadd_ps(below, scale, zmm.splat(bases.offset[r]));
+                let prob = _mm512_maskz_mov_ps(seen, zmm.exp2(t));
+                let taken = if exact {
+                    prob
+                } else {
+                    _mm512_mul_ps(prob, zmm.splat(bases.factor[r]))
+                };
+                zmm.store(taken, p);
+                *sum = if v == 0 {
+                    prob
+                } else {
+                    _mm512_add_ps(*sum, prob)
+                };
+            }
         }
         sums = four(sums, i, zmm.sum_lanes(probs));
     }
@@ -96,7 +103,7 @@ pub fn add_rounded(zmm: Zmm, sums: __m512, state: &mut RowState) {
 }
 
 /// Rows of a step.
-pub fn step<T, const N: usize>(rows: &[T; N], first: usize) -> &[T; KEYS] {
+pub fn step<T, const N: usize, const LEN: usize>(rows: &[T; N], first: usize) -> &[T; LEN] {
     &rows[first..].as_chunks().0[0]
 }
 
@@ -123,7 +130,7 @@ fn forwarded(s: &[f32; KEYS]) -> __m512 {
     _mm512_insertf32x4::<3>(_mm512_insertf32x4::<2>(ab, c), d)
 }
 
-/// The same with the `i`th four rows' sums or maxima.
+/// Sums or maxima of all rows, with those of the `i`th four put among them.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub fn four(rows: __m512, i: usize, four: [f32; GROUP]) -> __m512 {
@@ -137,7 +144,7 @@ fn quarter([a, b, c, d]: [f32; 4]) -> __m128 {
     _mm_setr_ps(a, b, c, d)
 }
 
-/// [`v1::Bases`], of the first rows.
+/// [`v1::Bases`], of a stream's rows.
 pub struct Bases {
     pub max: [f32; LANES],
     pub offset: [f32; LANES],
@@ -208,15 +215,18 @@ fn moved(zmm: Zmm, call: &Softmax<'_>, max: __m512, state: &mut RowState) -> Bas
 }
 
 /// Which of a step's keys each row sees.
-fn seen(call: &Softmax<'_>, first: usize, len: usize) -> [__mmask16; ROWS] {
-    let all = __mmask16::MAX >> (KEYS - len);
+fn seen<const V: usize>(call: &Softmax<'_>, first: usize, len: usize) -> [[__mmask16; V]; ROWS] {
     let Some(mask) = call.mask else {
+        let all = core::array::from_fn(|v| {
+            let beyond = ((v + 1) * KEYS).saturating_sub(len);
+            __mmask16::MAX.unbounded_shr(u32::try_from(beyond).unwrap_or(u32::MAX))
+        });
         return [all; _];
     };
-    let mut seen = [0; ROWS];
+    let mut seen = [[0; V]; ROWS];
     for (k, rows) in mask[first..][..len].iter().enumerate() {
         for (r, seen) in seen.iter_mut().enumerate().take(call.rows) {
-            *seen |= __mmask16::from(rows >> r & 1 != 0) << k;
+            seen[k / KEYS] |= __mmask16::from(rows >> r & 1 != 0) << (k % KEYS);
         }
     }
     seen
