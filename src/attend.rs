@@ -53,8 +53,8 @@ use crate::error::Error;
 use crate::format::Row;
 use crate::group::{Group, Partial};
 use crate::isa::{
-    Backend, Isa, Left, Mask, Pv, Rows, STREAM_KEYS, Softmax, Streams, Strips, Visitor, heads,
-    pointers, row_tile,
+    Backend, Isa, Left, Mask, Pv, Rows, STREAM_KEYS, STREAM_MULTIPLE, Softmax, Streams, Strips,
+    Visitor, heads, pointers, row_tile,
 };
 use crate::problem::{Precision, Rescale};
 use crate::results::{End, Write};
@@ -476,7 +476,9 @@ fn stream<I: Isa, const D_QK: usize, const D_V: usize>(
             &located
         };
         let mut gathered;
-        let begun = heads(keys).filter(|_| problem.v.is_none() && len == BLOCK_KEYS);
+        // What lies behind the block may be another task's, and may not be finite.
+        let whole = len.is_multiple_of(STREAM_MULTIPLE);
+        let begun = heads(keys).filter(|_| problem.v.is_none() && whole);
         let values = if let Some(values) = begun {
             values
         } else {

@@ -177,8 +177,10 @@ impl Left {
     pub const TAIL: usize = BLOCK_KEYS / 2;
 }
 
+/// [`Isa::stream`] takes a multiple of so many keys at once: behind a block's last ones others, which count for nothing.
+pub const STREAM_MULTIPLE: usize = 16;
 /// Rows that [`Isa::stream`] is given: a block's, and as many as it may compute on or ask for beyond.
-pub const STREAM_KEYS: usize = BLOCK_KEYS + 132;
+pub const STREAM_KEYS: usize = BLOCK_KEYS + 84;
 
 /// What [`Isa::stream`] goes through.
 #[cfg_attr(
@@ -193,7 +195,7 @@ pub struct Streams<'a, const D_QK: usize, const D_V: usize> {
     /// Where rows lie that memory is asked for some keys ahead: the keys and those behind them, or others in their
     /// place.
     pub asked: &'a [*const bf16; STREAM_KEYS],
-    /// Its values. Where it has fewer keys than others, copies of the last are behind them.
+    /// Its values, and copies of the last up to a [multiple](STREAM_MULTIPLE): what isn't finite there would show.
     pub values: &'a [&'a [bf16; D_V]; STREAM_KEYS],
 }
 

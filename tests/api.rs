@@ -11,8 +11,8 @@ use std::time::Duration;
 use amla::tile::GROUP_ROWS;
 use amla::{
     Argument, Backend, BackendId, Data, Elements, Error, Lse, Options, Output, Plan, Precision,
-    Problem, Rescale, SUPPORTED_DIMS, Shape, Tensor, Workspace, combine, decode, reference,
-    run_task, run_tasks,
+    Problem, Rescale, SUPPORTED_DIMS, Shape, TailMask, Tensor, Workspace, combine, decode,
+    reference, run_task, run_tasks, schedule,
 };
 use common::{Case, backends, modes, normal, workspace};
 use half::bf16;
@@ -31,6 +31,7 @@ suites![
     tasks_in_any_order,
     few_rows_beside_many,
     neighbours_do_not_matter,
+    what_lies_behind_a_task_does_not_matter,
     how_many_heads_there_are_does_not_matter,
     used_memory_does_not_matter,
     empty_batch,
@@ -1518,6 +1519,35 @@ fn few_rows_beside_many(backend: Backend) {
             }
             for options in modes(backend) {
                 let problem = case.problem();
+                assert!(decoded(&problem, &options) == combined(&problem, &options));
+            }
+        }
+    }
+}
+
+/// One that is run alone doesn't see the next one's keys, one that is run before it does.
+fn what_lies_behind_a_task_does_not_matter(backend: Backend) {
+    const KEYS: usize = 1152;
+    let first = schedule::splits(KEYS).nth(1).unwrap().start;
+    // The next task's first key: it is hidden, or its score is minus infinity.
+    let mut words = vec![u64::MAX; (KEYS - first).div_ceil(64)];
+    words[0] = !1;
+    let mask = TailMask {
+        words: &words,
+        tail: KEYS - first,
+    };
+    for h_q in [1, 4, 5, 8, 20] {
+        for (bad, tail_mask) in [(bf16::NAN, Some(mask)), (bf16::INFINITY, None)] {
+            let mut case = Case::new(1, 1, KEYS, h_q, SMALL);
+            case.key(0, first)[3] = bad;
+            for h in 0..h_q {
+                case.q_row(0, 0, h)[3] = bf16::NEG_ONE;
+            }
+            let problem = Problem {
+                tail_mask,
+                ..case.problem()
+            };
+            for options in modes(backend) {
                 assert!(decoded(&problem, &options) == combined(&problem, &options));
             }
         }

@@ -451,6 +451,8 @@ fn non_finite_v(backend: Backend) {
             (0, 6),
             (191, 9),
             (299, 16),
+            (100, 7),
+            (100, 16),
         ] {
             let mut case = Case::new(1, 1, 300, h_q, SMALL).separate_v();
             case.value(0, k)[5] = bad;

@@ -23,9 +23,6 @@ use half::bf16;
 
 use crate::rows::row;
 
-/// Keys of the shortest step that a backend makes with few rows.
-const STREAM_KEYS: usize = 16;
-
 /// How something computes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Arithmetic {
@@ -37,8 +34,8 @@ pub struct Arithmetic {
     rounded_reference: bool,
     /// Whether that is made up for by integer additions.
     compensated: bool,
-    /// With up to so many rows the reference may move with any [`STREAM_KEYS`].
-    stream_rows: usize,
+    /// With up to so many rows the reference may move with any so many keys; with more, with a block.
+    steps: &'static [(usize, usize)],
     /// The smallest normal number.
     tiny: f64,
     /// P is surely not 0 down to two to the power of minus this.
@@ -54,7 +51,7 @@ impl Arithmetic {
         probability: 0.0,
         rounded_reference: true,
         compensated: false,
-        stream_rows: 0,
+        steps: &[],
         tiny: f64::MIN_POSITIVE,
         range: 1000.0,
         huge: f64::MAX / 4.0,
@@ -80,10 +77,10 @@ impl Arithmetic {
             },
             rounded_reference: compensated,
             compensated: compensated && options.precision == Precision::Bf16,
-            stream_rows: match options.backend.id() {
-                BackendId::Avx512 => 16,
-                BackendId::Avx512Bf16 => 8,
-                _ => 0,
+            steps: match options.backend.id() {
+                BackendId::Avx512 => &[(4, 16), (16, 64)],
+                BackendId::Avx512Bf16 => &[(8, 16)],
+                _ => &[],
             },
             tiny: f32::MIN_POSITIVE.into(),
             range: 120.0,
@@ -366,11 +363,8 @@ struct Bound<'a> {
 impl<'a> Bound<'a> {
     fn new(row: &'a Row, arithmetic: Arithmetic, max: f64) -> Self {
         let Arithmetic { unit, .. } = arithmetic;
-        let step = if row.group <= arithmetic.stream_rows {
-            STREAM_KEYS
-        } else {
-            BLOCK_KEYS
-        };
+        let step = arithmetic.steps.iter().find(|step| row.group <= step.0);
+        let step = step.map_or(BLOCK_KEYS, |step| step.1);
         // What one task goes through, and how many there are.
         let ranges = splits(row.keys);
         let tasks = ranges.len() as f64;

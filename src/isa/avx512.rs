@@ -5,7 +5,7 @@
 //! | C1 | 6 keys x 4 vectors of 16 rows (8 x 3, 12 x 2, 24 x 1 for narrow panels) | 32 FLOP per multiply-add |
 //! | C2 | 6 rows x 4 vectors of 16 columns | the same |
 //!
-//! Up to 16 rows go through all stages 16 keys at a time (`stream`).
+//! Up to 16 rows go through all stages 16 or 64 keys at a time (`stream`).
 //!
 //! Intel's cores do two of these in the time of half a BF16 dot, so that this is their
 //! fastest backend (`docs/adr/0009`).

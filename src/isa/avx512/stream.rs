@@ -50,7 +50,8 @@ const GAP: usize = 4;
 /// Lines of a strip of values.
 const PIECES: usize = STRIP / LINE;
 
-const _: () = assert!(STREAM_KEYS >= BLOCK_KEYS + LONG * KEYS + GAP + LONG * KEYS);
+// The last step may have a single key of the block, and asks for as many as it computes on.
+const _: () = assert!(STREAM_KEYS >= BLOCK_KEYS + KEYS + LONG * KEYS + GAP);
 // A row's vectors are its lines, and two of FP32 when widened.
 const _: () = assert!(LINE == 2 * LANES);
 
@@ -245,10 +246,8 @@ impl Step<'_> {
         let (zmm, rows) = (self.zmm, self.rows);
         assert!(row + N <= rows && q.len() == rows * self.lines * LINE);
         for (tile, keys) in self.keys.as_chunks::<K>().0.iter().enumerate() {
-            let mut asked = [core::ptr::null(); K];
-            for i in 0..K / 2 {
-                asked[i] = self.asked.0[tile * (K / 2) + i];
-            }
+            // One of these, or two.
+            let asked = [tile * (K / 2), (tile + 1) * (K / 2) - 1].map(|i| self.asked.0[i]);
             let mut acc = [[zmm.splat(0.0); N]; K];
             for line in 0..self.lines {
                 for asked in &asked[..K / 2] {

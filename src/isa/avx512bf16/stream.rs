@@ -129,7 +129,7 @@ pub(super) fn stream<const D_QK: usize, const D_V: usize, const TO_L2: bool>(
         if state.increment[..rows].iter().any(|&n| n != 0) {
             stream::advance(zmm, &state.increment[..rows], o);
         }
-        let values: &[_; KEYS] = stream::step(block.values, first);
+        let values = stream::step(block.values, first);
         let values = &values.as_chunks().0.as_chunks().0[0];
         let mut all = 0;
         for tile in tiles {

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::bits::Increment;
-use crate::isa::{Softmax, simd, v1};
+use crate::isa::{STREAM_MULTIPLE, Softmax, simd, v1};
 use crate::problem::Rescale;
 use crate::tile::{PANEL_ROWS, RowState};
 
@@ -13,6 +13,8 @@ pub const ROWS: usize = LANES;
 pub const KEYS: usize = LANES;
 /// Keys whose scores are loaded at once, and rows whose maxima and sums are found at once.
 pub const GROUP: usize = 4;
+
+const _: () = assert!(STREAM_MULTIPLE.is_multiple_of(KEYS));
 
 /// Scores, or P: `V` vectors of keys, row by row.
 #[repr(align(64))]
@@ -103,7 +105,7 @@ pub fn add_rounded(zmm: Zmm, sums: __m512, state: &mut RowState) {
 }
 
 /// Rows of a step.
-pub fn step<T, const N: usize, const LEN: usize>(rows: &[T; N], first: usize) -> &[T; LEN] {
+pub fn step<T, const N: usize>(rows: &[T; N], first: usize) -> &[T; KEYS] {
     &rows[first..].as_chunks().0[0]
 }
 
