@@ -584,7 +584,8 @@ fn put<'a, const D: usize>(row: &'a [bf16], rows: &mut [&'a [bf16; D]], n: &mut 
     }
 }
 
-/// What rows begin with, and copies of the last.
+/// What rows begin with, and copies of the last. Apart, so that a pair of widths has it once.
+#[inline(never)]
 fn gather<'a, const D: usize>(
     rows: &'a [impl AsRef<[bf16]>],
     out: &mut [&'a [bf16; D]; STREAM_KEYS],
