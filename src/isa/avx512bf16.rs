@@ -40,8 +40,8 @@ use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
 use crate::tile::{
-    BLOCK_KEYS, BLOCK_PAIRS, L0a, L0b, MAX_D_V, OStrip, PANEL_ROWS, QPanel, Residuals, RowState,
-    STRIP, STile, VBuffer, ascend,
+    BLOCK_KEYS, BLOCK_PAIRS, L0a, L0b, MAX_D_QK, MAX_D_V, OStrip, PANEL_ROWS, QPanel, Residuals,
+    RowState, STRIP, STile, VBuffer, ascend,
 };
 
 /// Feature pairs of one visit to the Q panel.
@@ -63,10 +63,10 @@ impl Avx512Bf16 {
         detect::has_avx512_bf16().then_some(Self { zmm, to_l2 })
     }
 
-    /// The same for processors that have lines asked into L2, and for others.
+    /// The same as on processors that have lines asked into L2, or else as on others.
     #[cfg(test)]
-    pub fn both() -> Option<[Self; 2]> {
-        Self::new().map(|isa| [true, false].map(|to_l2| Self { to_l2, ..isa }))
+    pub fn asking(to_l2: bool) -> Option<Self> {
+        Self::new().map(|isa| Self { to_l2, ..isa })
     }
 }
 
@@ -186,15 +186,8 @@ impl Isa for Avx512Bf16 {
         state: &mut RowState,
         o: &mut [OStrip],
     ) -> Streamed {
-        let zmm = self.zmm;
         // SAFETY: the token proves the features.
-        unsafe {
-            if self.to_l2 && call.rows <= stream::TILE_ROWS {
-                stream::stream::<D_QK, D_V, true>(zmm, call, block, from, p, state, o)
-            } else {
-                stream::stream::<D_QK, D_V, false>(zmm, call, block, from, p, state, o)
-            }
-        }
+        unsafe { stream::stream(self, call, block, from, p, state, o) }
     }
 
     fn settle_stream(self, o: &mut [OStrip], rows: usize, back: bool) {

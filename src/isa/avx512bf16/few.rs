@@ -318,7 +318,7 @@ impl<const D_V: usize> C2<'_, D_V> {
                 ahead.step(self.zmm);
             }
             // SAFETY: the strip lies within D_V, asserted above.
-            let v = unsafe { interleaved(pair, strip) };
+            let v = unsafe { interleaved(&pair.map(|row| row.as_ptr()), strip) };
             for r in 0..ROWS {
                 // SAFETY: row + ROWS <= WORDS, asserted above.
                 let p = unsafe { *p.get_unchecked(row + r) };
@@ -345,7 +345,7 @@ impl<const D_V: usize> C2<'_, D_V> {
         for r in 0..ROWS {
             let pair = &self.values[residuals.pair[row + r] as usize];
             // SAFETY: the strip lies within D_V, asserted above.
-            let v = unsafe { interleaved(pair, strip) };
+            let v = unsafe { interleaved(&pair.map(|row| row.as_ptr()), strip) };
             let p = as_pairs(_mm512_set1_epi32(residuals.p[row + r].cast_signed()));
             for i in 0..PIECES {
                 acc[r][i][0] = _mm512_dpbf16_ps(acc[r][i][0], as_pairs(v[i][0]), p);
@@ -432,8 +432,8 @@ fn finite<const ROWS: usize>(acc: &Acc<ROWS>) -> bool {
 /// The strip lies within the values.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(super) unsafe fn interleaved<const D_V: usize>(
-    [even, odd]: &[&[bf16; D_V]; 2],
+pub(super) unsafe fn interleaved(
+    [even, odd]: &[*const bf16; 2],
     strip: usize,
 ) -> [[__m512i; 2]; PIECES] {
     let mut v = [[_mm512_setzero_si512(); 2]; PIECES];
@@ -442,8 +442,8 @@ pub(super) unsafe fn interleaved<const D_V: usize>(
         // SAFETY: the caller's promise; a piece is 64 bytes, and the loads need no alignment.
         let (even, odd) = unsafe {
             (
-                _mm512_loadu_si512(even.as_ptr().add(column).cast()),
-                _mm512_loadu_si512(odd.as_ptr().add(column).cast()),
+                _mm512_loadu_si512(even.add(column).cast()),
+                _mm512_loadu_si512(odd.add(column).cast()),
             )
         };
         v[i][0] = _mm512_unpacklo_epi16(even, odd);

@@ -104,11 +104,6 @@ pub fn add_rounded(zmm: Zmm, sums: __m512, state: &mut RowState) {
     zmm.store(_mm512_add_ps(zmm.load(sum), sums), sum);
 }
 
-/// Rows of a step.
-pub fn step<T, const N: usize>(rows: &[T; N], first: usize) -> &[T; KEYS] {
-    &rows[first..].as_chunks().0[0]
-}
-
 /// Moves O, rows of strips one strip after the other, to where the reference moved; rare.
 #[cold]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
