@@ -14,7 +14,7 @@
 //! lie until the task is done. Its rows lie close together: those of a panel's strips are 16 KiB apart and would share a few
 //! sets of L1d.
 //!
-//! Of the widths only lengths depend, so that nothing is compiled for each of them: rows are pointers here.
+//! Of the widths only lengths depend, and rows are pointers here: all widths but MLA's share their code.
 #![allow(unsafe_code, reason = "loads by way of pointers to rows")]
 #![allow(
     clippy::needless_range_loop,
@@ -27,6 +27,7 @@ use half::bf16;
 
 use crate::isa::ahead::LINE;
 use crate::isa::simd::{Simd, even, odd};
+use crate::isa::zmm::requests::{Mla, Other, Requests, Widths};
 use crate::isa::zmm::stream::{self, ByRow, GROUP, KEYS};
 use crate::isa::zmm::{LANES, NOT_FINITE, Zmm};
 use crate::isa::{Left, STREAM_KEYS, Softmax, Streamed, Streams, Strips, fp32, pointers};
@@ -72,21 +73,11 @@ pub fn stream<const D_QK: usize, const D_V: usize>(
     state: &mut RowState,
     o: &mut [OStrip],
 ) -> Streamed {
-    const { assert!(D_QK.is_multiple_of(LINE)) };
-    let q: &[f32] = bytemuck::cast_slice(block.q.0.as_flattened());
-    let block = Block {
-        q: &q[..call.rows * D_QK],
-        lines: D_QK / LINE,
-        keys: pointers(block.keys),
-        asked: block.asked,
-        strips: D_V / STRIP,
-        values: pointers(block.values),
-    };
-    let o = &mut o.as_flattened_mut()[..D_V / STRIP * call.rows];
-    if call.rows <= SHORT_ROWS {
-        block.stream::<SHORT>(zmm, call, from, p, state, o)
+    if const { Mla::has(D_QK, D_V) } {
+        Block::of(zmm, Mla, call.rows, block).stream(call, from, p, state, o)
     } else {
-        block.stream::<LONG>(zmm, call, from, p, state, o)
+        let widths = Other::of(D_QK, D_V);
+        Block::of(zmm, widths, call.rows, block).stream(call, from, p, state, o)
     }
 }
 
@@ -106,34 +97,69 @@ pub fn settle(o: &mut [OStrip], rows: usize, back: bool) {
     }
 }
 
-/// A block, whatever its widths.
-struct Block<'a> {
+/// A block.
+struct Block<'a, W> {
+    zmm: Zmm,
+    widths: W,
     /// As [`pack_q`] packs it.
     q: &'a [f32],
-    /// Lines of a key.
-    lines: usize,
-    /// Each has so many.
+    /// Each is valid for as many lines as `widths` says.
     keys: &'a [*const bf16; STREAM_KEYS],
     /// These may lie anywhere.
     asked: &'a [*const bf16; STREAM_KEYS],
-    /// Of O.
-    strips: usize,
-    /// Each has the columns of so many strips.
+    /// Each is valid for as many strips as `widths` says.
     values: &'a [*const bf16; STREAM_KEYS],
 }
 
-impl Block<'_> {
-    /// All stages of the keys from one on, so many vectors of them in a step.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn stream<const VECTORS: usize>(
-        &self,
+impl<'a, W: Widths> Block<'a, W> {
+    fn of<const D_QK: usize, const D_V: usize>(
         zmm: Zmm,
+        widths: W,
+        rows: usize,
+        block: &Streams<'a, D_QK, D_V>,
+    ) -> Self {
+        assert!(widths.lines() * LINE == D_QK && widths.strips() * STRIP == D_V);
+        let q: &[f32] = bytemuck::cast_slice(block.q.0.as_flattened());
+        Self {
+            zmm,
+            widths,
+            q: &q[..rows * D_QK],
+            keys: pointers(block.keys),
+            asked: block.asked,
+            values: pointers(block.values),
+        }
+    }
+
+    /// All stages of the keys from one on, in steps as the rows need them.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn stream(
+        &self,
+        call: &Softmax<'_>,
+        from: usize,
+        p: &mut L0a,
+        state: &mut RowState,
+        o: &mut [OStrip],
+    ) -> Streamed {
+        let o = &mut o.as_flattened_mut()[..self.widths.strips() * call.rows];
+        if call.rows <= SHORT_ROWS {
+            self.steps::<SHORT>(call, from, p, state, o)
+        } else {
+            self.steps::<LONG>(call, from, p, state, o)
+        }
+    }
+
+    /// The same in steps of so many vectors of keys.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn steps<const VECTORS: usize>(
+        &self,
         call: &Softmax<'_>,
         from: usize,
         p: &mut L0a,
         state: &mut RowState,
         o: &mut [[f32; STRIP]],
     ) -> Streamed {
+        let zmm = self.zmm;
         let at_once = const { VECTORS * KEYS };
         let (mut s, mut probs) = (
             ByRow([[[0.0; KEYS]; VECTORS]; _]),
@@ -147,9 +173,9 @@ impl Block<'_> {
             let step = Step {
                 zmm,
                 rows: call.rows,
-                lines: self.lines,
+                widths: self.widths,
+                lines: self.widths.lines(),
                 keys: &self.keys[first..][..whole],
-                strips: self.strips,
                 values: self.values[first..][..whole].as_chunks().0,
                 asked: self.asked[first + at_once + GAP..][..whole].split_at(whole / 2),
             };
@@ -216,23 +242,22 @@ fn softmax<const VECTORS: usize>(
 }
 
 /// A step's keys and those to come.
-struct Step<'a> {
+struct Step<'a, W> {
     zmm: Zmm,
     /// Of Q and O.
     rows: usize,
-    /// Lines of a key.
+    widths: W,
+    /// Lines of a key, where the compiler doesn't see it.
     lines: usize,
-    /// Each has so many.
+    /// Each is valid for as many lines as `widths` says.
     keys: &'a [*const bf16],
-    /// Of O.
-    strips: usize,
-    /// Each has the columns of so many strips.
+    /// Each is valid for as many strips as `widths` says.
     values: &'a [[*const bf16; KEYS]],
     /// What C1 asks for, and what C2 does. These may lie anywhere.
     asked: (&'a [*const bf16], &'a [*const bf16]),
 }
 
-impl Step<'_> {
+impl<W: Widths> Step<'_, W> {
     /// C1: scores of the `N` rows from `row` on, `K` keys at a time; for each pair of those a row to come is asked for.
     #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
@@ -306,19 +331,17 @@ impl Step<'_> {
         o: &mut [[f32; STRIP]],
     ) {
         const { assert!(V == PIECES || 2 * V == PIECES) };
-        assert!(o.len() == self.strips * self.rows);
+        assert!(o.len() == self.widths.strips() * self.rows);
         let zmm = self.zmm;
         let parts = const { PIECES / V };
         let p: &[_; N] = &p.0[row..].as_chunks().0[0];
-        let mut requests = Requests {
-            zmm,
-            rows: self.asked.1.iter(),
-            lines: self.lines,
-            next: core::ptr::null(),
-            left: 0,
+        // With two tiles of rows the second asks for the same again, which costs next to nothing.
+        let times = parts * self.widths.strips();
+        let requests = Requests::of([self.asked.1], self.widths, times);
+        let ask = |[at]: &mut [*const bf16; 1]| {
+            zmm.prefetch_far(*at);
+            *at = at.wrapping_add(LINE);
         };
-        // A tile's: one with each key or each second one, and those beyond that before.
-        let lines = self.asked.1.len() * self.lines / (parts * self.strips);
         assert!(self.values.len() <= VECTORS);
         for (strip, o) in o.chunks_mut(self.rows).enumerate() {
             if *left >> strip & 1 != 0 {
@@ -340,13 +363,12 @@ impl Step<'_> {
                         }
                     }
                 }
-                for _ in self.values.as_flattened().len() / parts..lines {
-                    requests.make();
-                }
                 for (vector, values) in self.values.iter().enumerate() {
+                    let time = (strip * parts + part) * self.values.len() + vector;
+                    let mut lines = requests.time(time, const { KEYS / (PIECES / V) }, ask);
                     for k in 0..KEYS {
                         if k.is_multiple_of(parts) {
-                            requests.make();
+                            lines.ask(ask);
                         }
                         let mut v = [[zmm.splat(0.0); 2]; V];
                         for i in 0..V {
@@ -389,31 +411,5 @@ impl Step<'_> {
                 }
             }
         }
-    }
-}
-
-/// Lines of rows to come, one after the other. With two tiles of rows the second asks for the same again, which costs
-/// next to nothing.
-struct Requests<'a> {
-    zmm: Zmm,
-    rows: core::slice::Iter<'a, *const bf16>,
-    /// Lines of a row.
-    lines: usize,
-    next: *const bf16,
-    /// Lines from there on.
-    left: usize,
-}
-
-impl Requests<'_> {
-    /// Asks for the next one.
-    #[inline(always)]
-    fn make(&mut self) {
-        if self.left == 0 {
-            let Some(row) = self.rows.next() else { return };
-            (self.next, self.left) = (*row, self.lines);
-        }
-        self.zmm.prefetch_far(self.next);
-        self.next = self.next.wrapping_add(LINE);
-        self.left -= 1;
     }
 }

@@ -317,7 +317,7 @@ impl<const D_V: usize> C2<'_, D_V> {
             if ASK {
                 ahead.step(self.zmm);
             }
-            // SAFETY: the strip lies within D_V, asserted above.
+            // SAFETY: the values are references to D_V elements, and the strip lies within these, asserted above.
             let v = unsafe { interleaved(&pair.map(|row| row.as_ptr()), strip) };
             for r in 0..ROWS {
                 // SAFETY: row + ROWS <= WORDS, asserted above.
@@ -344,7 +344,7 @@ impl<const D_V: usize> C2<'_, D_V> {
         assert!((strip + 1) * STRIP <= D_V);
         for r in 0..ROWS {
             let pair = &self.values[residuals.pair[row + r] as usize];
-            // SAFETY: the strip lies within D_V, asserted above.
+            // SAFETY: the values are references to D_V elements, and the strip lies within these, asserted above.
             let v = unsafe { interleaved(&pair.map(|row| row.as_ptr()), strip) };
             let p = as_pairs(_mm512_set1_epi32(residuals.p[row + r].cast_signed()));
             for i in 0..PIECES {
@@ -429,7 +429,7 @@ fn finite<const ROWS: usize>(acc: &Acc<ROWS>) -> bool {
 /// A strip of a pair of values, column by column within halves of 128 bits.
 ///
 /// # Safety
-/// The strip lies within the values.
+/// Both values are valid for reads of the strip's columns.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(super) unsafe fn interleaved(

@@ -1,6 +1,6 @@
-//! Very few rows, where memory limits: C1, V1 and C2 of 16 keys, then of the next 16.
+//! Very few rows, where memory limits: C1, V1 and C2 of some keys, then of the next.
 //!
-//! What memory delivers must not wait for anything, so keys come to L1d once and stay there until C2 is done
+//! What memory delivers must not wait for anything, so 16 keys come to L1d once and stay there until C2 is done
 //! with them: a core has few slots for lines on their way, and those from L2 would take them from those from
 //! memory. In all of C1 and C2, lines of rows to come are asked for one after the other, in the order that they lie
 //! there (C2 of fewer than 512 columns has too few tiles of dots for that, and asks for several at once); and once
@@ -18,9 +18,12 @@
 //! Meanwhile O's rows lie close together, as those of a panel's strips are 16 KiB apart and would share a few sets of
 //! L1d, and their columns as V's halves interleave.
 
+use core::ops::Range;
+
 use super::few::{PIECES, deinterleave, interleave, interleaved};
 use super::*;
 use crate::isa::ahead::LINE;
+use crate::isa::zmm::requests::{self, Mla, Other, Requests, Widths};
 use crate::isa::zmm::stream::{self, ByRow, GROUP, KEYS, Known};
 use crate::isa::{STREAM_KEYS, Streamed, Streams, pointers};
 use crate::problem::Rescale;
@@ -42,8 +45,6 @@ const AGAIN: usize = 6;
 // The last step may have a single key of the block, and asks for as many as it computes on.
 const _: () = assert!(STREAM_KEYS >= BLOCK_KEYS + KEYS + LONG * KEYS + GAP);
 const _: () = assert!(AGAIN <= KEYS + GAP);
-// Two of a row's lines with each pair, and one more with the first ones.
-const _: () = assert!(MAX_D_QK / LINE < 3 * PAIRS);
 
 /// P of a step, as C2 takes it.
 struct Probs<const V: usize> {
@@ -81,56 +82,11 @@ pub(super) fn stream<const D_QK: usize, const D_V: usize>(
     state: &mut RowState,
     o: &mut [OStrip],
 ) -> Streamed {
-    if const { D_QK == MAX_D_QK && D_V == MAX_D_V } {
+    if const { Mla::has(D_QK, D_V) } {
         Block::of(isa.zmm, Mla, call.rows, block).stream(isa.to_l2, call, from, p, state, o)
     } else {
-        let widths = Other {
-            lines: D_QK / LINE,
-            strips: D_V / STRIP,
-        };
+        let widths = Other::of(D_QK, D_V);
         Block::of(isa.zmm, widths, call.rows, block).stream(isa.to_l2, call, from, p, state, o)
-    }
-}
-
-/// How wide keys and values are. As numbers that the compiler doesn't see they cost 1 to 3 % with up to 4 rows, as
-/// constants each pair costs 60 KiB of code: MLA's own are constants.
-trait Widths: Copy {
-    /// Lines of a key.
-    fn lines(self) -> usize;
-    /// Strips of a value, and of O.
-    fn strips(self) -> usize;
-}
-
-#[derive(Clone, Copy)]
-struct Mla;
-
-impl Widths for Mla {
-    #[inline(always)]
-    fn lines(self) -> usize {
-        MAX_D_QK / LINE
-    }
-
-    #[inline(always)]
-    fn strips(self) -> usize {
-        MAX_D_V / STRIP
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Other {
-    lines: usize,
-    strips: usize,
-}
-
-impl Widths for Other {
-    #[inline(always)]
-    fn lines(self) -> usize {
-        self.lines
-    }
-
-    #[inline(always)]
-    fn strips(self) -> usize {
-        self.strips
     }
 }
 
@@ -139,11 +95,11 @@ struct Block<'a, W> {
     zmm: Zmm,
     widths: W,
     q: &'a [u32],
-    /// Each has so many lines.
+    /// Each is valid for as many lines as `widths` says.
     keys: &'a [*const bf16; STREAM_KEYS],
     /// These may lie anywhere.
     asked: &'a [*const bf16; STREAM_KEYS],
-    /// Each has so many strips.
+    /// Each is valid for as many strips as `widths` says.
     values: &'a [*const bf16; STREAM_KEYS],
 }
 
@@ -228,13 +184,19 @@ impl<'a, W: Widths> Block<'a, W> {
                 asked: [asked, asked - AGAIN]
                     .map(|from| self.asked[from..][..whole].split_at(whole / 2)),
             };
-            for tile in 0..TILES {
-                let row = tile * tile_rows;
-                match tile_rows.min(rows - row) {
-                    1 if TILES == 1 => step.qk::<1, VECTORS>(row, self.q, &mut s),
-                    2 => step.qk::<2, VECTORS>(row, self.q, &mut s),
-                    3 => step.qk::<3, VECTORS>(row, self.q, &mut s),
-                    _ => step.qk::<4, VECTORS>(row, self.q, &mut s),
+            // With two tiles group by group, as both need its keys.
+            let groups = whole / GROUP;
+            let some = if TILES == 1 { groups } else { 1 };
+            for group in (0..groups).step_by(some) {
+                for tile in 0..TILES {
+                    let row = tile * tile_rows;
+                    let group = group..group + some;
+                    match tile_rows.min(rows - row) {
+                        1 if TILES == 1 => step.qk::<1, VECTORS>(group, row, self.q, &mut s),
+                        2 => step.qk::<2, VECTORS>(group, row, self.q, &mut s),
+                        3 => step.qk::<3, VECTORS>(group, row, self.q, &mut s),
+                        _ => step.qk::<4, VECTORS>(group, row, self.q, &mut s),
+                    }
                 }
             }
             softmax(zmm, call, first, len, &s, state, &mut probs);
@@ -292,28 +254,36 @@ struct Step<'a, W, const TILES: usize, const TO_L2: bool> {
     widths: W,
     /// Half of the lines of a key, where the compiler doesn't see it.
     half_lines: usize,
-    /// Each has so many lines.
+    /// Each is valid for as many lines as `widths` says.
     keys: &'a [*const bf16],
-    /// Each has so many strips.
+    /// Each is valid for as many strips as `widths` says.
     values: &'a [[*const bf16; KEYS]],
     /// What C1 asks for, and what C2 does; and closer ones, that were asked for before. These may lie anywhere.
     asked: [(&'a [*const bf16], &'a [*const bf16]); 2],
 }
 
 impl<W: Widths, const TILES: usize, const TO_L2: bool> Step<'_, W, TILES, TO_L2> {
-    /// C1 of a tile, one of `TILES`: scores of the `N` rows from `row` on.
+    /// C1 of a tile, one of `TILES`: scores of the `N` rows from `row` on over groups of keys.
     #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn qk<const N: usize, const V: usize>(&self, row: usize, q: &[u32], s: &mut ByRow<V>) {
+    fn qk<const N: usize, const V: usize>(
+        &self,
+        groups: Range<usize>,
+        row: usize,
+        q: &[u32],
+        s: &mut ByRow<V>,
+    ) {
         let (zmm, rows) = (self.zmm, self.rows);
         let pairs = self.widths.lines() * LANES;
         assert!(q.len() == rows * pairs && self.half_lines <= self.widths.lines() / 2);
         let q = &q[row * pairs..][..N * pairs];
+        // A group asks for two rows to come: where there are two tiles, each for one of them.
+        const { assert!(requests::ROWS == 2 * (KEYS / GROUP)) };
         let second = usize::from(row > 0);
-        for (group, keys) in self.keys.as_chunks::<GROUP>().0.iter().enumerate() {
+        for group in groups {
+            let keys: &[_; GROUP] = &self.keys.as_chunks().0[group];
             let mut acc = [[_mm512_setzero_ps(); N]; GROUP];
             for half in 0..2 {
-                // A group asks for two rows to come: where there are two tiles, each for one of them.
                 let mut asked = self.asked.map(|rows| {
                     if TILES == 1 {
                         rows.0[2 * group + half]
@@ -331,13 +301,14 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool> Step<'_, W, TILES, TO_L2>
                     let mut q_pairs = [as_pairs(_mm512_setzero_si512()); N];
                     for r in 0..N {
                         // SAFETY: q has the pairs of N rows, by the slicing above, and v is one of
-                        // the vectors that those of a row fill; no alignment needed.
+                        // the vectors that those of a row fill, by the assertion; no alignment needed.
                         q_pairs[r] = as_pairs(unsafe {
                             _mm512_loadu_si512(q.as_ptr().add(r * pairs + v * LANES).cast())
                         });
                     }
                     for k in 0..GROUP {
-                        // SAFETY: the key has so many lines; no alignment needed.
+                        // SAFETY: a key is valid for as many lines as `widths` says, and v is one of them by the assertion;
+                        // no alignment needed.
                         let key =
                             as_pairs(unsafe { _mm512_loadu_si512(keys[k].add(v * LINE).cast()) });
                         for r in 0..N {
@@ -368,7 +339,13 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool> Step<'_, W, TILES, TO_L2>
         assert!(o.len() == self.widths.strips() * self.rows && self.values.len() <= V);
         let parts = &probs.parts[..probs.len];
         let carried = probs.carried >> row & ((1 << N) - 1);
-        let mut requests = self.requests(row > 0);
+        // Where there are two tiles, each asks for half of the rows.
+        let asked = self.asked.map(|(_, rows)| {
+            let half = rows.len() / 2;
+            if row > 0 { &rows[half..] } else { rows }
+        });
+        let times = TILES * self.widths.strips();
+        let requests = Requests::of(asked, self.widths, times);
         for (strip, o) in o.chunks_mut(self.rows).enumerate() {
             let o: &mut [_; N] = &mut o[row..].as_chunks_mut().0[0];
             if *left >> strip & 1 != 0 {
@@ -381,34 +358,30 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool> Step<'_, W, TILES, TO_L2>
                 }
             }
             for (vector, values) in self.values.iter().enumerate() {
-                let mut lines = self.next_lines(&mut requests);
-                let pairs = values.as_chunks().0.iter().enumerate();
-                let mut add_pair = |p: &[[[u32; PAIRS]; V]; ROWS], k: usize, pair| {
-                    let p: &[_; N] = &p[row..].as_chunks().0[0];
-                    // SAFETY: values have the columns of all strips, of which this is one by the assertion.
-                    let v = unsafe { interleaved(pair, strip) };
-                    for r in 0..N {
-                        for i in 0..PIECES {
-                            add(&mut acc[r][i], &v[i], p[r][vector][k]);
+                let time = strip * self.values.len() + vector;
+                let mut lines = requests.time(time, PAIRS, |at| self.ask(at));
+                let pairs: &[_; PAIRS] = &values.as_chunks().0.as_chunks().0[0];
+                let mut add_pair = |k: usize, low: Option<&[[[u32; PAIRS]; V]; ROWS]>| {
+                    lines.ask(|at| self.ask(at));
+                    // SAFETY: values are valid for the columns of all strips, of which this is one by the assertion.
+                    let v = unsafe { interleaved(&pairs[k], strip) };
+                    let mut add_part = |p: &[[[u32; PAIRS]; V]; ROWS]| {
+                        let p: &[_; N] = &p[row..].as_chunks().0[0];
+                        for r in 0..N {
+                            for i in 0..PIECES {
+                                add(&mut acc[r][i], &v[i], p[r][vector][k]);
+                            }
                         }
+                    };
+                    add_part(&parts[0]);
+                    if let Some(low) = low {
+                        add_part(low);
                     }
                 };
-                for (k, pair) in pairs.clone() {
-                    if lines.each > 0 {
-                        self.ask(&mut lines.at);
-                    }
-                    if lines.each > 1 {
-                        self.ask(&mut lines.at);
-                    }
-                    if k < lines.rest {
-                        self.ask(&mut lines.at);
-                    }
-                    add_pair(&parts[0], k, pair);
-                }
-                if let Some(low) = parts.get(1) {
-                    for (k, pair) in pairs {
-                        add_pair(low, k, pair);
-                    }
+                // Apart, so that the usual loop is short enough to be unrolled.
+                match parts.get(1) {
+                    None => (0..PAIRS).for_each(|k| add_pair(k, None)),
+                    low => (0..PAIRS).for_each(|k| add_pair(k, low)),
                 }
             }
             if carried != 0 {
@@ -422,7 +395,7 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool> Step<'_, W, TILES, TO_L2>
                         0
                     };
                     let p = _mm512_set1_ps(residual.p);
-                    // SAFETY: as above.
+                    // SAFETY: values are valid for the columns of all strips, of which this is one by the assertion.
                     let v = unsafe { widened(self.values.as_flattened()[residual.key], strip) };
                     for i in 0..PIECES {
                         for (acc, v) in acc[r][i].iter_mut().zip(v[i]) {
@@ -462,70 +435,6 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool> Step<'_, W, TILES, TO_L2>
             *at = at.wrapping_add(LINE);
         }
     }
-
-    /// What C2 of a tile asks for: where there are two, each does so for half of the rows.
-    fn requests(&self, second: bool) -> Requests {
-        // A vector of keys asks for as many rows as it has pairs, in so many parts.
-        let parts = TILES * self.widths.strips();
-        let per_row = parts.div_ceil(PAIRS);
-        Requests {
-            row: if second { self.asked[0].1.len() / 2 } else { 0 },
-            part: 0,
-            parts: per_row,
-            lines: self.widths.lines() / per_row,
-            whole: (PAIRS / parts).saturating_sub(1),
-        }
-    }
-
-    /// The lines to be asked for with the next vector of keys, of one row at most: of others that are its share, all are
-    /// asked for here.
-    #[inline(always)]
-    fn next_lines(&self, requests: &mut Requests) -> Lines {
-        let at = |row: usize, line: usize| {
-            self.asked.map(|(_, rows)| {
-                let row = rows.get(row).copied();
-                row.map_or(core::ptr::null(), |row| row.wrapping_add(line * LINE))
-            })
-        };
-        for _ in 0..requests.whole {
-            let mut whole = at(requests.row, 0);
-            for _ in 0..self.widths.lines() {
-                self.ask(&mut whole);
-            }
-            requests.row += 1;
-        }
-        let lines = Lines {
-            at: at(requests.row, requests.part * requests.lines),
-            each: requests.lines / PAIRS,
-            rest: requests.lines % PAIRS,
-        };
-        requests.part += 1;
-        if requests.part == requests.parts {
-            requests.part = 0;
-            requests.row += 1;
-        }
-        lines
-    }
-}
-
-/// Where C2 is with rows to come.
-struct Requests {
-    row: usize,
-    part: usize,
-    /// Parts of a row.
-    parts: usize,
-    /// Lines of a part.
-    lines: usize,
-    /// Rows that are asked for as a whole before a part of another.
-    whole: usize,
-}
-
-/// Lines to be asked for, and where they are once more.
-struct Lines {
-    at: [*const bf16; 2],
-    /// With each pair so many, up to 2, and with the first ones one more.
-    each: usize,
-    rest: usize,
 }
 
 /// A piece of a row of O.
@@ -548,7 +457,7 @@ fn write(o: &mut [f32; STRIP], piece: usize, acc: [__m512; 2]) {
 /// A strip of a key's values in FP32, in the order in which those of a pair interleave.
 ///
 /// # Safety
-/// The strip lies within the values.
+/// The value is valid for reads of the strip's columns.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 unsafe fn widened(value: *const bf16, strip: usize) -> [[__m512; 2]; PIECES] {

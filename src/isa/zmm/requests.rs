@@ -1,0 +1,160 @@
+//! Which lines of rows to come C2 of a stream asks for, one after the other.
+
+use half::bf16;
+
+use super::stream::KEYS;
+use crate::isa::ahead::LINE;
+use crate::tile::{MAX_D_QK, MAX_D_V, STRIP};
+
+/// How wide keys and values are. As numbers that the compiler doesn't see they cost some instructions with each key, as
+/// constants each pair of them costs its own code: MLA's are constants.
+pub trait Widths: Copy {
+    /// Lines of a key.
+    fn lines(self) -> usize;
+    /// Strips of a value, and of O.
+    fn strips(self) -> usize;
+}
+
+/// The widest.
+#[derive(Clone, Copy)]
+pub struct Mla;
+
+impl Mla {
+    /// Whether these are the widths.
+    pub const fn has(d_qk: usize, d_v: usize) -> bool {
+        d_qk == MAX_D_QK && d_v == MAX_D_V
+    }
+}
+
+impl Widths for Mla {
+    #[inline(always)]
+    fn lines(self) -> usize {
+        MAX_D_QK / LINE
+    }
+
+    #[inline(always)]
+    fn strips(self) -> usize {
+        MAX_D_V / STRIP
+    }
+}
+
+/// Any others.
+#[derive(Clone, Copy)]
+pub struct Other {
+    lines: usize,
+    strips: usize,
+}
+
+impl Other {
+    pub const fn of(d_qk: usize, d_v: usize) -> Self {
+        Self {
+            lines: d_qk / LINE,
+            strips: d_v / STRIP,
+        }
+    }
+}
+
+impl Widths for Other {
+    #[inline(always)]
+    fn lines(self) -> usize {
+        self.lines
+    }
+
+    #[inline(always)]
+    fn strips(self) -> usize {
+        self.strips
+    }
+}
+
+/// A vector of keys asks for so many rows to come in C1, and for as many in C2.
+pub const ROWS: usize = KEYS / 2;
+
+// C2 goes over a strip twice at most.
+const _: () = assert!(2 * MAX_D_V / STRIP <= 2 * ROWS);
+
+/// Lists of rows to come, all as long; a line is asked for in each list at once. These may lie anywhere.
+///
+/// Nothing here changes meanwhile, and all but the rows are constants where the widths are: it is asked in the innermost loops.
+pub struct Requests<'a, const LISTS: usize> {
+    rows: [&'a [*const bf16]; LISTS],
+    /// Lines of a row.
+    lines: usize,
+    /// Whether a time asks for half of a row's lines, or else for so many rows.
+    halves: bool,
+    each: usize,
+}
+
+impl<'a, const LISTS: usize> Requests<'a, LISTS> {
+    /// Of keys so wide: over a vector of keys C2 goes so many times.
+    #[inline(always)]
+    pub fn of(rows: [&'a [*const bf16]; LISTS], widths: impl Widths, times: usize) -> Self {
+        Self {
+            rows,
+            lines: widths.lines(),
+            halves: times > ROWS,
+            each: (ROWS / times).max(1),
+        }
+    }
+
+    /// What to ask for the `i`th time, in so many steps. What is more than one line a step or two, as many with each, is asked
+    /// for here: rows but for one, and a remainder.
+    #[inline(always)]
+    pub fn time(
+        &self,
+        i: usize,
+        steps: usize,
+        ask: impl Fn(&mut [*const bf16; LISTS]),
+    ) -> Lines<LISTS> {
+        let (row, lines, line) = if self.halves {
+            (i / 2, self.lines / 2, i % 2 * (self.lines / 2))
+        } else {
+            ((i + 1) * self.each - 1, self.lines, 0)
+        };
+        for row in row + 1 - self.each..row {
+            let mut at = self.at(row, 0);
+            for _ in 0..self.lines {
+                ask(&mut at);
+            }
+        }
+        let mut at = self.at(row, line);
+        for _ in 0..lines % steps {
+            ask(&mut at);
+        }
+        Lines {
+            at,
+            each: lines / steps,
+        }
+    }
+
+    #[inline(always)]
+    fn at(&self, row: usize, line: usize) -> [*const bf16; LISTS] {
+        self.rows.map(|rows| {
+            debug_assert!(row < rows.len());
+            let row = rows.get(row).copied();
+            row.map_or(core::ptr::null(), |row| row.wrapping_add(line * LINE))
+        })
+    }
+}
+
+/// Lines of a row.
+pub struct Lines<const LISTS: usize> {
+    /// Where the next one is, in each list.
+    at: [*const bf16; LISTS],
+    /// With each step so many.
+    each: usize,
+}
+
+impl<const LISTS: usize> Lines<LISTS> {
+    /// Asks for those of a step.
+    #[inline(always)]
+    pub fn ask(&mut self, ask: impl Fn(&mut [*const bf16; LISTS])) {
+        // Not a loop, which the compiler would unroll.
+        const { assert!(MAX_D_QK / LINE < 3 * KEYS / 2) };
+        if self.each > 0 {
+            ask(&mut self.at);
+        }
+        if self.each > 1 {
+            ask(&mut self.at);
+        }
+    }
+}
