@@ -270,6 +270,7 @@ impl<W: Widths> Step<'_, W> {
         const { assert!(K.is_multiple_of(2) && GROUP.is_multiple_of(K)) };
         let (zmm, rows) = (self.zmm, self.rows);
         assert!(row + N <= rows && q.len() == rows * self.lines * LINE);
+        assert!(self.lines <= self.widths.lines());
         for (tile, keys) in self.keys.as_chunks::<K>().0.iter().enumerate() {
             // One of these, or two.
             let asked = [tile * (K / 2), (tile + 1) * (K / 2) - 1].map(|i| self.asked.0[i]);
@@ -280,7 +281,7 @@ impl<W: Widths> Step<'_, W> {
                 }
                 let mut pairs = [zmm.splat_i32(0); K];
                 for k in 0..K {
-                    // SAFETY: a key has so many lines; no alignment needed.
+                    // SAFETY: a key is valid for so many lines, by the assertion; no alignment needed.
                     pairs[k] = unsafe { _mm512_loadu_si512(keys[k].add(line * LINE).cast()) };
                 }
                 for half in 0..2 {

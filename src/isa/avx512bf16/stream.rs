@@ -378,7 +378,7 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool> Step<'_, W, TILES, TO_L2>
                         add_part(low);
                     }
                 };
-                // Apart, so that the usual loop is short enough to be unrolled.
+                // Apart, so that the usual loop doesn't ask each time.
                 match parts.get(1) {
                     None => (0..PAIRS).for_each(|k| add_pair(k, None)),
                     low => (0..PAIRS).for_each(|k| add_pair(k, low)),

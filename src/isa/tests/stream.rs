@@ -349,9 +349,14 @@ fn what_is_asked_for_does_not_show() {
     }
     for way in other {
         for (rows, len) in cases().filter(|case| case.0 <= 4) {
-            for rescale in [Rescale::Exact, Rescale::Compensated] {
+            for (rescale, precision) in [
+                (Rescale::Exact, Precision::Bf16),
+                (Rescale::Exact, Precision::Bf16x2),
+                (Rescale::Compensated, Precision::Bf16),
+            ] {
                 let run = Run {
                     rescale,
+                    precision,
                     ..run(&q, &keys, &values, rows, len)
                 };
                 let got = [way, Way { to_l2: true, ..way }].map(|way| way.with(stream(run)));
@@ -366,6 +371,7 @@ fn what_is_asked_for_does_not_show() {
 /// Narrow keys and values have kernels of their own: the bits of wide ones whose other columns are zeros.
 #[test]
 fn narrow_streams_are_what_wide_ones_begin_with() {
+    narrow::<512, 512>();
     narrow::<320, 256>();
     narrow::<192, 128>();
     narrow::<64, 64>();

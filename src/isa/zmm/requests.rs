@@ -79,15 +79,18 @@ pub struct Requests<'a, const LISTS: usize> {
     rows: [&'a [*const bf16]; LISTS],
     /// Lines of a row.
     lines: usize,
-    /// Whether a time asks for half of a row's lines, or else for so many rows.
+    /// Whether a time asks for half of a row's lines, or else for whole rows.
     halves: bool,
+    /// Rows that a time asks for something of.
     each: usize,
 }
 
 impl<'a, const LISTS: usize> Requests<'a, LISTS> {
-    /// Of keys so wide: over a vector of keys C2 goes so many times.
+    /// Of keys so wide: over a vector of keys C2 goes so many times, a divisor of [`ROWS`] or twice as many.
     #[inline(always)]
     pub fn of(rows: [&'a [*const bf16]; LISTS], widths: impl Widths, times: usize) -> Self {
+        debug_assert!((2 * ROWS).is_multiple_of(times));
+        debug_assert!(times <= ROWS || widths.lines().is_multiple_of(2));
         Self {
             rows,
             lines: widths.lines(),
@@ -96,8 +99,8 @@ impl<'a, const LISTS: usize> Requests<'a, LISTS> {
         }
     }
 
-    /// What to ask for the `i`th time, in so many steps. What is more than one line a step or two, as many with each, is asked
-    /// for here: rows but for one, and a remainder.
+    /// What to ask for the `i`th time that C2 goes over a vector of keys, in so many steps. All of these ask for as many lines;
+    /// the remainder is asked for here, and so are the rows before the last.
     #[inline(always)]
     pub fn time(
         &self,
@@ -156,5 +159,59 @@ impl<const LISTS: usize> Lines<LISTS> {
         if self.each > 1 {
             ask(&mut self.at);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::cell::RefCell;
+    use std::vec::Vec;
+
+    use super::*;
+    use crate::SUPPORTED_DIMS;
+
+    /// Each line of each row once, in the order that they lie there.
+    #[test]
+    fn every_line_is_asked_for() {
+        for &(d_qk, d_v) in SUPPORTED_DIMS {
+            // Tiles that share the rows, or parts of a strip.
+            for (often, vectors) in [1, 2]
+                .into_iter()
+                .flat_map(|n| (1..=4).map(move |v| (n, v)))
+            {
+                let widths = Other::of(d_qk, d_v);
+                check(widths, often, vectors, PAIRS);
+                check(widths, often, vectors, KEYS / often);
+                if Mla::has(d_qk, d_v) {
+                    check(Mla, often, vectors, PAIRS);
+                }
+            }
+        }
+    }
+
+    const PAIRS: usize = KEYS / 2;
+
+    fn check(widths: impl Widths, often: usize, vectors: usize, steps: usize) {
+        let row = |r: usize| core::ptr::without_provenance(0x10000 * (r + 1));
+        let rows: Vec<*const bf16> = (0..vectors * ROWS).map(row).collect();
+        let asked = RefCell::new(Vec::new());
+        let ask = |[at]: &mut [*const bf16; 1]| {
+            asked.borrow_mut().push(*at);
+            *at = at.wrapping_add(LINE);
+        };
+        let times = often * widths.strips();
+        let requests = Requests::of([&rows], widths, times);
+        for i in 0..times * vectors {
+            let mut lines = requests.time(i, steps, ask);
+            (0..steps).for_each(|_| lines.ask(ask));
+        }
+        let lines = |row: &*const bf16| {
+            let row = *row;
+            (0..widths.lines()).map(move |line| row.wrapping_add(line * LINE))
+        };
+        let want: Vec<_> = rows.iter().flat_map(lines).collect();
+        assert_eq!(asked.into_inner(), want, "{times} {vectors} {steps}");
     }
 }
