@@ -27,10 +27,10 @@ use half::bf16;
 
 use crate::isa::ahead::LINE;
 use crate::isa::simd::{Simd, even, odd};
-use crate::isa::zmm::requests::{Mla, Other, Requests, Widths};
+use crate::isa::zmm::requests::{Block, Mla, Other, Requests, Widths};
 use crate::isa::zmm::stream::{self, ByRow, GROUP, KEYS};
 use crate::isa::zmm::{LANES, NOT_FINITE, Zmm};
-use crate::isa::{Left, STREAM_KEYS, Softmax, Streamed, Streams, Strips, fp32, pointers};
+use crate::isa::{Left, STREAM_KEYS, Softmax, Streamed, Streams, Strips, fp32};
 use crate::tile::{BLOCK_KEYS, L0a, OStrip, PANEL_ROWS, QPanel, RowState, STRIP};
 
 /// Up to so many rows, as a panel's memory holds no more in FP32.
@@ -74,10 +74,10 @@ pub fn stream<const D_QK: usize, const D_V: usize>(
     o: &mut [OStrip],
 ) -> Streamed {
     if const { Mla::has(D_QK, D_V) } {
-        Block::of(zmm, Mla, call.rows, block).stream(call, from, p, state, o)
+        Call::of(zmm, Mla, call.rows, block).stream(call, from, p, state, o)
     } else {
         let widths = Other::of(D_QK, D_V);
-        Block::of(zmm, widths, call.rows, block).stream(call, from, p, state, o)
+        Call::of(zmm, widths, call.rows, block).stream(call, from, p, state, o)
     }
 }
 
@@ -97,36 +97,26 @@ pub fn settle(o: &mut [OStrip], rows: usize, back: bool) {
     }
 }
 
-/// A block.
-struct Block<'a, W> {
+/// What all steps have.
+struct Call<'a, W> {
     zmm: Zmm,
-    widths: W,
     /// As [`pack_q`] packs it.
     q: &'a [f32],
-    /// Each is valid for as many lines as `widths` says.
-    keys: &'a [*const bf16; STREAM_KEYS],
-    /// These may lie anywhere.
-    asked: &'a [*const bf16; STREAM_KEYS],
-    /// Each is valid for as many strips as `widths` says.
-    values: &'a [*const bf16; STREAM_KEYS],
+    block: Block<'a, W>,
 }
 
-impl<'a, W: Widths> Block<'a, W> {
+impl<'a, W: Widths> Call<'a, W> {
     fn of<const D_QK: usize, const D_V: usize>(
         zmm: Zmm,
         widths: W,
         rows: usize,
         block: &Streams<'a, D_QK, D_V>,
     ) -> Self {
-        assert!(widths.lines() * LINE == D_QK && widths.strips() * STRIP == D_V);
         let q: &[f32] = bytemuck::cast_slice(block.q.0.as_flattened());
         Self {
             zmm,
-            widths,
             q: &q[..rows * D_QK],
-            keys: pointers(block.keys),
-            asked: block.asked,
-            values: pointers(block.values),
+            block: Block::of(widths, block),
         }
     }
 
@@ -141,7 +131,7 @@ impl<'a, W: Widths> Block<'a, W> {
         state: &mut RowState,
         o: &mut [OStrip],
     ) -> Streamed {
-        let o = &mut o.as_flattened_mut()[..self.widths.strips() * call.rows];
+        let o = &mut o.as_flattened_mut()[..self.block.widths.strips() * call.rows];
         if call.rows <= SHORT_ROWS {
             self.steps::<SHORT>(call, from, p, state, o)
         } else {
@@ -173,11 +163,11 @@ impl<'a, W: Widths> Block<'a, W> {
             let step = Step {
                 zmm,
                 rows: call.rows,
-                widths: self.widths,
-                lines: self.widths.lines(),
-                keys: &self.keys[first..][..whole],
-                values: self.values[first..][..whole].as_chunks().0,
-                asked: self.asked[first + at_once + GAP..][..whole].split_at(whole / 2),
+                widths: self.block.widths,
+                lines: self.block.widths.lines(),
+                keys: &self.block.keys[first..][..whole],
+                values: self.block.values[first..][..whole].as_chunks().0,
+                asked: self.block.asked[first + at_once + GAP..][..whole].split_at(whole / 2),
             };
             for row in (0..call.rows).step_by(tile_rows) {
                 match tile_rows.min(call.rows - row) {

@@ -23,9 +23,9 @@ use core::ops::Range;
 use super::few::{PIECES, deinterleave, interleave, interleaved};
 use super::*;
 use crate::isa::ahead::LINE;
-use crate::isa::zmm::requests::{self, Mla, Other, Requests, Widths};
+use crate::isa::zmm::requests::{self, Block, Mla, Other, Requests, Widths};
 use crate::isa::zmm::stream::{self, ByRow, GROUP, KEYS, Known};
-use crate::isa::{STREAM_KEYS, Streamed, Streams, pointers};
+use crate::isa::{STREAM_KEYS, Streamed, Streams};
 use crate::problem::Rescale;
 
 /// Up to so many rows.
@@ -54,7 +54,7 @@ struct Probs<const V: usize> {
     parts: [[[[u32; PAIRS]; V]; ROWS]; 2],
     /// Parts that count.
     len: usize,
-    /// The rows of whose largest that counts too, in its pair.
+    /// The rows of whose largest that counts too.
     carried: u32,
     /// Where any counts: theirs, and zeros of the others.
     residuals: [Residual; ROWS],
@@ -83,27 +83,21 @@ pub(super) fn stream<const D_QK: usize, const D_V: usize>(
     o: &mut [OStrip],
 ) -> Streamed {
     if const { Mla::has(D_QK, D_V) } {
-        Block::of(isa.zmm, Mla, call.rows, block).stream(isa.to_l2, call, from, p, state, o)
+        Call::of(isa.zmm, Mla, call.rows, block).stream(isa.to_l2, call, from, p, state, o)
     } else {
         let widths = Other::of(D_QK, D_V);
-        Block::of(isa.zmm, widths, call.rows, block).stream(isa.to_l2, call, from, p, state, o)
+        Call::of(isa.zmm, widths, call.rows, block).stream(isa.to_l2, call, from, p, state, o)
     }
 }
 
-/// A block.
-struct Block<'a, W> {
+/// What all steps have.
+struct Call<'a, W> {
     zmm: Zmm,
-    widths: W,
     q: &'a [u32],
-    /// Each is valid for as many lines as `widths` says.
-    keys: &'a [*const bf16; STREAM_KEYS],
-    /// These may lie anywhere.
-    asked: &'a [*const bf16; STREAM_KEYS],
-    /// Each is valid for as many strips as `widths` says.
-    values: &'a [*const bf16; STREAM_KEYS],
+    block: Block<'a, W>,
 }
 
-impl<'a, W: Widths> Block<'a, W> {
+impl<'a, W: Widths> Call<'a, W> {
     fn of<const D_QK: usize, const D_V: usize>(
         zmm: Zmm,
         widths: W,
@@ -111,14 +105,10 @@ impl<'a, W: Widths> Block<'a, W> {
         block: &Streams<'a, D_QK, D_V>,
     ) -> Self {
         const { assert!(D_QK.is_multiple_of(2 * LINE)) };
-        assert!(widths.lines() * LINE == D_QK && widths.strips() * STRIP == D_V);
         Self {
             zmm,
-            widths,
             q: &block.q.0.as_flattened()[..rows * D_QK / 2],
-            keys: pointers(block.keys),
-            asked: block.asked,
-            values: pointers(block.values),
+            block: Block::of(widths, block),
         }
     }
 
@@ -134,7 +124,7 @@ impl<'a, W: Widths> Block<'a, W> {
         state: &mut RowState,
         o: &mut [OStrip],
     ) -> Streamed {
-        let o = &mut o.as_flattened_mut()[..self.widths.strips() * call.rows];
+        let o = &mut o.as_flattened_mut()[..self.block.widths.strips() * call.rows];
         match (to_l2, call.rows > TILE_ROWS) {
             (false, false) => self.steps::<1, SHORT, false>(call, from, p, state, o),
             (false, true) => self.steps::<2, SHORT, false>(call, from, p, state, o),
@@ -177,12 +167,12 @@ impl<'a, W: Widths> Block<'a, W> {
             let step = Step::<W, TILES, TO_L2> {
                 zmm,
                 rows,
-                widths: self.widths,
-                half_lines: self.widths.lines() / 2,
-                keys: &self.keys[first..][..whole],
-                values: self.values[first..][..whole].as_chunks().0,
+                widths: self.block.widths,
+                half_lines: self.block.widths.lines() / 2,
+                keys: &self.block.keys[first..][..whole],
+                values: self.block.values[first..][..whole].as_chunks().0,
                 asked: [asked, asked - AGAIN]
-                    .map(|from| self.asked[from..][..whole].split_at(whole / 2)),
+                    .map(|from| self.block.asked[from..][..whole].split_at(whole / 2)),
             };
             // With two tiles group by group, as both need its keys.
             let groups = whole / GROUP;
@@ -378,7 +368,7 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool> Step<'_, W, TILES, TO_L2>
                         add_part(low);
                     }
                 };
-                // Apart, so that the usual loop doesn't ask each time.
+                // Apart, so that the usual loop doesn't look for a low part with each pair.
                 match parts.get(1) {
                     None => (0..PAIRS).for_each(|k| add_pair(k, None)),
                     low => (0..PAIRS).for_each(|k| add_pair(k, low)),

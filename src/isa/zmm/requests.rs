@@ -1,9 +1,10 @@
-//! Which lines of rows to come C2 of a stream asks for, one after the other.
+//! A stream's block, whatever its widths, and which lines of rows to come C2 asks for, one after the other.
 
 use half::bf16;
 
 use super::stream::KEYS;
 use crate::isa::ahead::LINE;
+use crate::isa::{STREAM_KEYS, Streams, pointers};
 use crate::tile::{MAX_D_QK, MAX_D_V, STRIP};
 
 /// How wide keys and values are. As numbers that the compiler doesn't see they cost some instructions with each key, as
@@ -63,6 +64,32 @@ impl Widths for Other {
     #[inline(always)]
     fn strips(self) -> usize {
         self.strips
+    }
+}
+
+/// A block's rows.
+pub struct Block<'a, W> {
+    pub widths: W,
+    /// Each is valid for as many lines as `widths` says.
+    pub keys: &'a [*const bf16; STREAM_KEYS],
+    /// These may lie anywhere.
+    pub asked: &'a [*const bf16; STREAM_KEYS],
+    /// Each is valid for as many strips as `widths` says.
+    pub values: &'a [*const bf16; STREAM_KEYS],
+}
+
+impl<'a, W: Widths> Block<'a, W> {
+    pub fn of<const D_QK: usize, const D_V: usize>(
+        widths: W,
+        block: &Streams<'a, D_QK, D_V>,
+    ) -> Self {
+        assert!(widths.lines() * LINE == D_QK && widths.strips() * STRIP == D_V);
+        Self {
+            widths,
+            keys: pointers(block.keys),
+            asked: block.asked,
+            values: pointers(block.values),
+        }
     }
 }
 
