@@ -439,8 +439,13 @@ fn streams_stop_where_values_are_not_finite() {
     );
     let values = numbers(65, BLOCK_KEYS * MAX_D_V);
     for (rows, len) in cases() {
-        for precision in [Precision::Bf16, Precision::Bf16x2] {
+        for (rescale, precision) in [
+            (Rescale::Exact, Precision::Bf16),
+            (Rescale::Exact, Precision::Bf16x2),
+            (Rescale::Compensated, Precision::Bf16),
+        ] {
             let sound = Run {
+                rescale,
                 precision,
                 ..run(&q, &keys, &values, rows, len)
             };
@@ -490,7 +495,10 @@ fn check_stop(way: Way, sound: &Run<'_>, broken: &[bf16], key: usize, strip: usi
     };
     for (k, p) in done.zip(&got.p) {
         for (r, &p) in p[..sound.rows].iter().enumerate() {
-            let want = (score(sound, r, k) - f64::from(got.state.reference[r])).exp2();
+            let mut want = (score(sound, r, k) - f64::from(got.state.reference[r])).exp2();
+            if sound.rescale == Rescale::Compensated {
+                want *= f64::from(got.state.factor[r]);
+            }
             let error = (f64::from(p) - want).abs();
             assert!(error <= bound * want, "{way:?} {r} {k}: {error:e}");
         }
