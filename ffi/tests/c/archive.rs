@@ -62,6 +62,17 @@ fn the_shared_library_exports_the_header_and_nothing_else() {
     }
 }
 
+/// A program that links it by its path finds it where it is installed.
+#[test]
+fn the_shared_library_has_a_name() {
+    if tool("readelf") {
+        let mut readelf = Command::new("readelf");
+        let dynamic = run(readelf.arg("-d").arg(library().join("libamla.so"))).stdout;
+        let dynamic = String::from_utf8(dynamic).unwrap();
+        assert!(dynamic.contains("soname: [libamla.so]"), "{dynamic}");
+    }
+}
+
 /// Text and data of a program, in bytes.
 fn size(path: &std::path::Path) -> u64 {
     run(Command::new("strip").arg(path));
