@@ -78,6 +78,12 @@ pub enum Argument {
     Workspace,
     /// Keys per block of a reference.
     BlockN,
+    /// A row to be encoded.
+    Row,
+    /// Where an encoded row goes.
+    Bytes,
+    /// Where an encoded row's integers go.
+    Values,
 }
 
 impl Argument {
@@ -120,6 +126,9 @@ impl Argument {
             Self::Partials => "partials",
             Self::Workspace => "workspace",
             Self::BlockN => "block_n",
+            Self::Row => "row",
+            Self::Bytes => "bytes",
+            Self::Values => "values",
         }
     }
 }
@@ -229,7 +238,7 @@ pub enum Error {
         /// Rows of a request at most.
         limit: usize,
     },
-    /// A tensor's format has no rows of the width needed.
+    /// A tensor's format has no rows of the width needed; for O, merging takes none but FP32.
     Format {
         /// Which tensor.
         argument: Argument,
@@ -371,6 +380,10 @@ impl fmt::Display for Error {
                 argument.name(),
                 request + 1
             ),
+            Self::Format {
+                argument: Argument::O,
+                ..
+            } => f.write_str("o is not in FP32, which merging takes"),
             Self::Format { argument, width } => write!(
                 f,
                 "{} is in a format without rows of width {width}",
@@ -403,3 +416,19 @@ impl fmt::Display for Error {
 }
 
 impl core::error::Error for Error {}
+
+/// A slice of the length that there must be.
+pub(crate) const fn right_length(
+    argument: Argument,
+    len: usize,
+    expected: usize,
+) -> Result<(), Error> {
+    if len != expected {
+        return Err(Error::WrongLength {
+            argument,
+            len,
+            expected,
+        });
+    }
+    Ok(())
+}

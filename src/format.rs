@@ -13,7 +13,7 @@
 use half::{bf16, f16};
 
 use crate::bits::{bf16_round, bf16_widen};
-use crate::error::{Argument, Error};
+use crate::error::{Argument, Error, right_length};
 
 /// The elements of a tensor, and how they are stored.
 ///
@@ -328,7 +328,8 @@ const fn small(x: f32) -> u8 {
 /// # Errors
 /// [`Error::WrongLength`] unless there are 576 numbers and [`FP8_ROW`] bytes.
 pub fn encode_fp8(row: &[bf16], bytes: &mut [u8]) -> Result<(), Error> {
-    lengths(row.len(), FP8_COLUMNS + ROPE, bytes.len(), FP8_ROW)?;
+    right_length(Argument::Row, row.len(), FP8_COLUMNS + ROPE)?;
+    right_length(Argument::Bytes, bytes.len(), FP8_ROW)?;
     let (values, rest) = bytes.split_at_mut(FP8_COLUMNS);
     let (scales, rope) = rest.split_at_mut(4 * FP8_SCALES);
     let tiles = row.chunks(128).zip(values.chunks_mut(128));
@@ -349,13 +350,9 @@ pub fn encode_fp8(row: &[bf16], bytes: &mut [u8]) -> Result<(), Error> {
 /// [`Error::WrongLength`] unless there are 512 numbers, [`MODEL1_ROW`] bytes and
 /// [`MODEL1_SCALES`] of scales.
 pub fn encode_model1(row: &[bf16], bytes: &mut [u8], scales: &mut [u8]) -> Result<(), Error> {
-    lengths(row.len(), MODEL1_COLUMNS + ROPE, bytes.len(), MODEL1_ROW)?;
-    lengths(
-        row.len(),
-        MODEL1_COLUMNS + ROPE,
-        scales.len(),
-        MODEL1_SCALES,
-    )?;
+    right_length(Argument::Row, row.len(), MODEL1_COLUMNS + ROPE)?;
+    right_length(Argument::Bytes, bytes.len(), MODEL1_ROW)?;
+    right_length(Argument::Scales, scales.len(), MODEL1_SCALES)?;
     let (values, rope) = bytes.split_at_mut(MODEL1_COLUMNS);
     scales.fill(0);
     let tiles = row.chunks(64).zip(values.chunks_mut(64));
@@ -372,12 +369,12 @@ pub fn encode_model1(row: &[bf16], bytes: &mut [u8], scales: &mut [u8]) -> Resul
 }
 
 /// Encodes a row by its largest magnitude over 127, and returns that scale. INT8 has no
-/// NaN, which becomes 0; an infinity makes the scale one, and the whole row NaN.
+/// NaN, which becomes 0; an infinity makes the scale infinite, and the whole row NaN.
 ///
 /// # Errors
 /// [`Error::WrongLength`] unless there are as many `values` as numbers.
 pub fn encode_int8(row: &[bf16], values: &mut [i8]) -> Result<f32, Error> {
-    lengths(row.len(), row.len(), values.len(), row.len())?;
+    right_length(Argument::Values, values.len(), row.len())?;
     let scale = largest(row) / 127.0;
     for (value, x) in values.iter_mut().zip(row) {
         let x = bf16_widen(x.to_bits());
@@ -389,19 +386,6 @@ pub fn encode_int8(row: &[bf16], values: &mut [i8]) -> Result<f32, Error> {
 #[expect(clippy::cast_possible_truncation, reason = "saturates")]
 fn steps(x: f32) -> i8 {
     libm::rintf(x) as i8
-}
-
-fn lengths(row: usize, width: usize, bytes: usize, needed: usize) -> Result<(), Error> {
-    for (len, expected) in [(row, width), (bytes, needed)] {
-        if len != expected {
-            return Err(Error::WrongLength {
-                argument: Argument::Kv,
-                len,
-                expected,
-            });
-        }
-    }
-    Ok(())
 }
 
 /// The largest magnitude, NaN apart.

@@ -2,8 +2,8 @@
 //! and what follows it, caches sharded over devices or processes.
 
 use crate::bits::one_nan;
-use crate::error::{Argument, Error};
-use crate::problem::{Elements, Lse, LseBase, Output, right_length};
+use crate::error::{Argument, Error, right_length};
+use crate::problem::{Elements, Lse, LseBase, Output};
 use crate::shape::Shape;
 
 /// O and lse of some queries over some keys, as [`decode`](crate::decode) wrote them,

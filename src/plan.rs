@@ -306,7 +306,10 @@ const fn hash(hash: u64, word: u64) -> u64 {
     (hash ^ word).wrapping_mul(0x0100_0000_01b3)
 }
 
-/// Attends every query to its keys, on one thread.
+/// Attends every query to its keys, on one thread, of whose stack it takes up to 64 KiB.
+///
+/// Results are those of the default floating-point environment, which Rust assumes everywhere: rounding to the nearest,
+/// and subnormals as they are.
 ///
 /// # Errors
 /// Whatever is wrong with the arguments; the outputs are then untouched.

@@ -5,7 +5,7 @@ use core::ops::Range;
 use half::{bf16, f16};
 
 use crate::bits::bf16_round;
-use crate::error::{Argument, Error};
+use crate::error::{Argument, Error, right_length};
 use crate::format::{Data, MODEL1_SCALES, Row};
 use crate::shape::Shape;
 
@@ -935,7 +935,11 @@ fn check_tensors<const N: usize>(
                 scale_stride,
             } => {
                 // Scales have no dimension of heads.
-                in_range(Argument::HKv, dims[2], 1, 1)?;
+                let heads = match argument {
+                    Argument::Q | Argument::QRope => Argument::HQ,
+                    _ => Argument::HKv,
+                };
+                in_range(heads, dims[2], 1, 1)?;
                 let width = scales.saturating_add(MODEL1_SCALES);
                 reaches(
                     Argument::Scales,
@@ -950,21 +954,6 @@ fn check_tensors<const N: usize>(
             } => reaches(Argument::Scales, scales.len(), dims, strides, 1)?,
             _ => {}
         }
-    }
-    Ok(())
-}
-
-pub(crate) const fn right_length(
-    argument: Argument,
-    len: usize,
-    expected: usize,
-) -> Result<(), Error> {
-    if len != expected {
-        return Err(Error::WrongLength {
-            argument,
-            len,
-            expected,
-        });
     }
     Ok(())
 }

@@ -47,9 +47,9 @@ use crate::bits::{
     Increment, add_increment_f32_slice, as_printed_f32, bf16_round, bf16_widen, compensation,
     difference, mul_pow2_f32,
 };
-use crate::error::{Argument, Error};
+use crate::error::{Argument, Error, right_length};
 use crate::format;
-use crate::problem::{Precision, Problem, in_range, right_length};
+use crate::problem::{Precision, Problem, in_range};
 use crate::schedule::splits;
 use crate::tile::{BLOCK_KEYS, MAX_D_QK, MAX_D_V, ascend::BASE_K};
 

@@ -35,6 +35,7 @@ suites![
     how_many_heads_there_are_does_not_matter,
     used_memory_does_not_matter,
     empty_batch,
+    a_call_takes_little_stack,
     any_problem,
 ];
 
@@ -1765,6 +1766,31 @@ fn used_memory_does_not_matter(backend: Backend) {
                 combine(&problem, &plan, &mut partials, output)
             });
             assert!(got == want, "{:?}, {options:?}", case.shape);
+        }
+    }
+}
+
+/// Threads of hosts, fibers above all, may have little.
+fn a_call_takes_little_stack(backend: Backend) {
+    // As `amla_run` documents, and what a thread takes itself.
+    const STACK: usize = (64 + 16) << 10;
+    let options = default_on(backend);
+    for h_q in [1, 4, 8, 16, 28, 64, 300] {
+        for separate in [false, true] {
+            let mut case = Case::new(1, 1, 400, h_q, (576, 512));
+            if separate {
+                case = case.separate_v();
+            }
+            let problem = &case.problem();
+            let (mut workspace, [o, lse]) = (workspace(), [case.sizes().0, case.sizes().1]);
+            let (mut o, mut lse) = (pattern(o), pattern(lse));
+            let output = Output::dense(case.shape, Elements::F32(&mut o), &mut lse);
+            let call = || decode(problem, &options, &mut workspace, output);
+            thread::scope(|scope| {
+                let thread = thread::Builder::new().stack_size(STACK);
+                thread.spawn_scoped(scope, call).unwrap().join().unwrap()
+            })
+            .unwrap();
         }
     }
 }

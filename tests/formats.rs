@@ -373,6 +373,21 @@ fn refuses_formats_without_such_rows() {
             needed: len + 1
         })
     );
+    // Its scales are a row's: of several heads neither keys nor queries can be so.
+    let heads = Case::new(1, 1, 4, 2, (512, 512));
+    let problem = Problem {
+        q: scales(first, MODEL1_SCALES),
+        ..heads.problem()
+    };
+    assert_eq!(
+        Plan::new(&problem).unwrap_err(),
+        Error::OutOfRange {
+            argument: Argument::HQ,
+            value: 2,
+            min: 1,
+            max: 1
+        }
+    );
     let values = vec![0; 4 * 512];
     let int8 = |scales| Tensor {
         data: Data::Int8 {
@@ -396,29 +411,30 @@ fn refuses_formats_without_such_rows() {
 #[test]
 fn encoders_check_lengths() {
     let row = normal(1, 1.0, 576);
-    let wrong = |len, expected| {
-        Err(Error::WrongLength {
-            argument: Argument::Kv,
-            len,
-            expected,
-        })
+    let wrong = |argument, len, expected| Error::WrongLength {
+        argument,
+        len,
+        expected,
     };
-    assert_eq!(encode_fp8(&row[1..], &mut [0; FP8_ROW]), wrong(575, 576));
-    assert_eq!(encode_fp8(&row, &mut [0; 655]), wrong(655, 656));
-    let scales = &mut [0; MODEL1_SCALES];
-    assert_eq!(
-        encode_model1(&row, &mut [0; MODEL1_ROW], scales),
-        wrong(576, 512)
-    );
+    let fp8 = |row, len| encode_fp8(row, &mut vec![0; len]).unwrap_err();
+    assert_eq!(fp8(&row[1..], FP8_ROW), wrong(Argument::Row, 575, 576));
+    assert_eq!(fp8(&row, 655), wrong(Argument::Bytes, 655, 656));
+    let model1 =
+        |row, len, scales| encode_model1(row, &mut vec![0; len], &mut vec![0; scales]).unwrap_err();
+    let (len, scales) = (MODEL1_ROW, MODEL1_SCALES);
+    assert_eq!(model1(&row, len, scales), wrong(Argument::Row, 576, 512));
     let row = &row[..512];
-    assert_eq!(encode_model1(row, &mut [0; 575], scales), wrong(575, 576));
     assert_eq!(
-        encode_model1(row, &mut [0; MODEL1_ROW], &mut [0; 7]),
-        wrong(7, 8)
+        model1(row, len - 1, scales),
+        wrong(Argument::Bytes, len - 1, len)
     );
     assert_eq!(
-        encode_int8(row, &mut [0; 3]),
-        Err(wrong(3, 512).unwrap_err())
+        model1(row, len, scales - 1),
+        wrong(Argument::Scales, scales - 1, scales)
+    );
+    assert_eq!(
+        encode_int8(row, &mut [0; 5]).unwrap_err(),
+        wrong(Argument::Values, 5, 512)
     );
 }
 
