@@ -260,7 +260,8 @@ struct amla_call {
     // Values apart from the keys, [b, s_k, h_kv, d_v].
     const struct amla_tensor *v;
     // Ragged queries: where each request's begin in q, [b + 1]; request i has
-    // q_indptr[i + 1] - q_indptr[i] positions, at most s_q.
+    // q_indptr[i + 1] - q_indptr[i] positions, at most s_q. Tokens before the first are
+    // nobody's: their outputs are left as they were.
     const int32_t *q_indptr;
     // b + 1; 0 if null.
     size_t q_indptr_len;
@@ -283,16 +284,17 @@ struct amla_call {
     size_t page_size;
     // Pages of the cache.
     size_t pages;
-    // How far back a query sees: its own key, len - n + j, and window - 1 before it. 0 for
-    // no limit.
+    // How far back query j of a request's n sees: its own key, len - n + j, and window - 1
+    // before it. Later keys are for AMLA_CAUSAL to hide. 0 for no limit.
     size_t window;
     // Which of a request's last keys each of its queries sees, instead of AMLA_CAUSAL:
     // [b, s_q, words] ([tokens, words] with q_indptr), words = tail / 64 rounded up; bit
-    // i % 64 of word i / 64 is 1 where the query sees key len - tail + i.
+    // i % 64 of word i / 64 is 1 where the query sees key len - tail + i. Keys before those it
+    // sees anyway.
     const uint64_t *tail_mask;
     // Words of it in memory; 0 if null.
     size_t tail_mask_len;
-    // How many keys tail_mask covers.
+    // How many keys tail_mask covers. Of a shorter request the first bits count for nothing.
     size_t tail;
     // Each query attends to chosen keys only; not with AMLA_CAUSAL, window, tail_mask,
     // q_indptr, k_rope or v. The block table is then not looked at.
@@ -324,13 +326,16 @@ struct amla_error_detail {
     int64_t min;
     // The largest value allowed; the alignment needed, in bytes.
     int64_t max;
-    // Which request, or which dimension, counted from the outermost.
+    // Which request, which of amla_merge()'s parts, or which dimension, counted from the
+    // outermost.
     uint64_t index;
     // Which entry of the request's part of a list.
     uint64_t entry;
     // What was given where it is a floating-point number.
     double number;
-    // The argument at fault, as it is spelt in amla_call, amla_output or the function.
+    // The argument at fault, as it is spelt in amla_call, amla_output or the function; behind a
+    // dot the field of what it points to. What AMLA_CAUSAL asks for is "causal", extra's parts are
+    // "extra_kv", "extra_indices" and "extra_topk_length".
     char argument[32];
     // The other one, where two don't go together.
     char other[32];
@@ -587,6 +592,10 @@ amla_status amla_workspace_size(const struct amla_call *call,
 
 // Computes a call on one thread: attends every query to its keys.
 //
+// It takes up to 64 KiB of the thread's stack, as amla_run_tasks() does, and computes as the
+// thread's floating-point environment says. Meant is the default: rounding to the nearest, and
+// subnormals as they are. Threads that share a plan need the same for the same bits.
+//
 // @param call What is to be computed, and where results go.
 // @param workspace Memory to work in, aligned to AMLA_WORKSPACE_ALIGN.
 // @param workspace_size Bytes there, at least what amla_workspace_size() says.
@@ -704,7 +713,7 @@ amla_status amla_encode_model1(const uint16_t *row,
                                struct amla_error_detail *detail);
 
 // Encodes a row of BF16 numbers for AMLA_DTYPE_INT8, by its largest magnitude over 127. INT8
-// has no NaN, which becomes 0; an infinity makes the scale one, and the whole row NaN.
+// has no NaN, which becomes 0; an infinity makes the scale infinite, and the whole row NaN.
 //
 // @param row BF16 numbers.
 // @param row_len How many.

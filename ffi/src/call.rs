@@ -15,6 +15,7 @@ use crate::types::{self, Call, Extra, Indices, Output, Tensor};
 /// What the caller calls the parts of a tensor.
 struct Names {
     tensor: &'static str,
+    dtype: &'static str,
     scales: &'static str,
 }
 
@@ -22,6 +23,7 @@ macro_rules! names {
     ($name:literal) => {
         Names {
             tensor: $name,
+            dtype: concat!($name, ".dtype"),
             scales: concat!($name, ".scales"),
         }
     };
@@ -130,8 +132,8 @@ unsafe fn pages<'a>(regions: &mut Regions, call: &Call) -> Result<Option<Pages<'
         ..
     } = *call;
     if page_size == 0 {
-        // A table alone says nothing; more likely the page size was forgotten.
-        if !block_table.is_null() {
+        // They alone say nothing; more likely the page size was forgotten.
+        if !block_table.is_null() || max_blocks != 0 || pages != 0 {
             return Err(Fault::Unknown {
                 argument: "page_size",
                 value: 0,
@@ -158,7 +160,7 @@ unsafe fn sparse<'a>(regions: &mut Regions, call: &Call) -> Result<Option<Sparse
         }
         return Ok(None);
     }
-    let names = ["indices", "topk_length"];
+    let names = ["indices", "indices.reserved", "topk_length"];
     // SAFETY: asks what this function's contract promises.
     let indices = unsafe { indices(regions, names, call.sparse) }?;
     // SAFETY: asks what this function's contract promises.
@@ -175,7 +177,11 @@ unsafe fn sparse<'a>(regions: &mut Regions, call: &Call) -> Result<Option<Sparse
 /// As [`problem`].
 unsafe fn second_cache<'a>(regions: &mut Regions, extra: &Extra) -> Result<amla::Extra<'a>, Fault> {
     zero("extra.reserved", extra.reserved)?;
-    let names = ["extra_indices", "extra_topk_length"];
+    let names = [
+        "extra_indices",
+        "extra_indices.reserved",
+        "extra_topk_length",
+    ];
     Ok(amla::Extra {
         // SAFETY: asks what this function's contract promises.
         kv: unsafe { tensor(regions, &names!("extra_kv"), extra.kv) }?,
@@ -190,12 +196,12 @@ unsafe fn second_cache<'a>(regions: &mut Regions, extra: &Extra) -> Result<amla:
 /// As [`problem`].
 unsafe fn indices<'a>(
     regions: &mut Regions,
-    [name, length]: [&'static str; 2],
+    [name, reserved, length]: [&'static str; 3],
     indices: *const Indices,
 ) -> Result<amla::Indices<'a>, Fault> {
     // SAFETY: asks what this function's contract promises.
     let given = unsafe { read(regions, name, indices) }?;
-    zero("indices.reserved", given.reserved)?;
+    zero(reserved, given.reserved)?;
     // SAFETY: asks what this function's contract promises.
     let indices = unsafe { slice(regions, name, given.indices, given.indices_len) }?;
     let (lengths, len) = (given.topk_length, given.topk_length_len);
@@ -277,7 +283,7 @@ unsafe fn tensor<'a>(
         }
         value => {
             return Err(Fault::Unknown {
-                argument: name,
+                argument: names.dtype,
                 value,
             });
         }
@@ -392,7 +398,7 @@ pub unsafe fn output(regions: &mut Regions, output: *const Output) -> Result<Res
         types::AMLA_DTYPE_F32 => Place::F32(Written::new(regions, "o", o.cast(), len)?),
         value => {
             return Err(Fault::Unknown {
-                argument: "o",
+                argument: "output.dtype",
                 value,
             });
         }
@@ -407,6 +413,16 @@ pub unsafe fn output(regions: &mut Regions, output: *const Output) -> Result<Res
 }
 
 impl Results {
+    /// Numbers of O and of lse.
+    pub fn lens(&self) -> [usize; 2] {
+        let o = match &self.o {
+            Place::Bf16(o) => o.len(),
+            Place::F16(o) => o.len(),
+            Place::F32(o) => o.len(),
+        };
+        [o, self.lse.len()]
+    }
+
     /// # Safety
     /// As [`Written::claim`], for the memory of both outputs.
     pub unsafe fn claim<'a>(self) -> amla::Output<'a> {

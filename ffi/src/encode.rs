@@ -85,7 +85,7 @@ pub unsafe extern "C" fn amla_encode_model1(
 }
 
 /// Encodes a row of BF16 numbers for AMLA_DTYPE_INT8, by its largest magnitude over 127. INT8
-/// has no NaN, which becomes 0; an infinity makes the scale one, and the whole row NaN.
+/// has no NaN, which becomes 0; an infinity makes the scale infinite, and the whole row NaN.
 ///
 /// @param row BF16 numbers.
 /// @param row_len How many.

@@ -5,7 +5,7 @@ use core::fmt::{self, Write};
 
 use amla::Error;
 
-use crate::memory::{Regions, put, read};
+use crate::memory::{put, sized};
 use crate::types::{self, ErrorDetail, Status};
 
 /// What this crate refuses itself, or what `amla` did.
@@ -44,6 +44,12 @@ pub enum Fault {
         argument: &'static str,
         len: usize,
         max: usize,
+    },
+    PartLength {
+        argument: &'static str,
+        part: usize,
+        len: usize,
+        expected: usize,
     },
     NotAPlan,
     UnknownBackend,
@@ -87,6 +93,12 @@ impl fmt::Display for Fault {
             Self::TooMany { argument, len, max } => {
                 write!(f, "{argument} is {len}, not in 0..={max}")
             }
+            Self::PartLength {
+                argument,
+                part,
+                len,
+                expected,
+            } => write!(f, "{argument} of part {part} is {len}, not {expected}"),
             Self::NotAPlan => f.write_str("the memory holds no plan"),
             Self::UnknownBackend => f.write_str("there is no backend of this name"),
             Self::Amla(error) => write!(f, "{error}"),
@@ -175,6 +187,20 @@ impl Fault {
                     ..none
                 };
                 (types::AMLA_ERROR_OUT_OF_RANGE, argument, "", numbers)
+            }
+            Self::PartLength {
+                argument,
+                part,
+                len,
+                expected,
+            } => {
+                let numbers = Numbers {
+                    value: int(len),
+                    min: int(expected),
+                    max: int(expected),
+                    ..at(part)
+                };
+                (types::AMLA_ERROR_WRONG_LENGTH, argument, "", numbers)
             }
             Self::NotAPlan => (types::AMLA_ERROR_NOT_A_PLAN, "plan", "", none),
             Self::UnknownBackend => (types::AMLA_ERROR_BACKEND_UNAVAILABLE, "backend", "", none),
@@ -318,8 +344,9 @@ fn parts_of(error: &Error) -> (Status, &'static str, &'static str, Numbers) {
             end,
             limit,
         } => {
+            // A negative start is at fault itself.
             let numbers = Numbers {
-                value: end.into(),
+                value: if start < 0 { start } else { end }.into(),
                 min: start.max(0).into(),
                 max: int(limit).saturating_add(start.max(0).into()),
                 ..at(request)
@@ -441,7 +468,7 @@ fn explain(fault: &Fault, struct_size: u32) -> ErrorDetail {
 pub unsafe fn report(detail: *mut ErrorDetail, body: impl FnOnce() -> Result<(), Fault>) -> Status {
     if !detail.is_null() {
         // SAFETY: the caller's pointers are as documented: this function's contract.
-        let known = unsafe { read(&mut Regions::new(), "detail", detail.cast_const()) };
+        let known = unsafe { sized("detail", detail.cast_const()) };
         if let Err(fault) = known {
             // There is nowhere to explain it.
             return fault.parts().0;
@@ -452,7 +479,7 @@ pub unsafe fn report(detail: *mut ErrorDetail, body: impl FnOnce() -> Result<(),
     };
     let explained = explain(&fault, STRUCT_SIZE);
     if !detail.is_null() {
-        // SAFETY: `read` found it to be aligned and long enough; the body's borrows, should
+        // SAFETY: `sized` found it to be aligned and long enough; the body's borrows, should
         // any have been of this memory, are over.
         let _ = unsafe { put("detail", detail, explained) };
     }

@@ -18,10 +18,7 @@ pub unsafe trait Number: Copy {}
 ///
 /// # Safety
 /// Implemented for nothing else; every bit pattern is a value, though pointers may dangle.
-pub unsafe trait Struct: Copy {
-    /// As the header calls it.
-    const NAME: &'static str;
-}
+pub unsafe trait Struct: Copy {}
 
 macro_rules! numbers {
     ($($type:ty),*) => {$(
@@ -30,31 +27,29 @@ macro_rules! numbers {
     )*};
 }
 
-numbers!(u8, i8, u64, i32, f32, half::bf16, half::f16);
+numbers!(u8, i8, u64, usize, i32, f32, half::bf16, half::f16);
 
 macro_rules! structs {
-    ($($type:ident $name:literal;)*) => {$(
+    ($($type:ident),*) => {$(
         // SAFETY: `repr(C)`, of integers, floats, pointers and arrays of them; that
         // `struct_size` is a `u32` at the beginning is asserted below.
-        unsafe impl Struct for crate::types::$type {
-            const NAME: &'static str = $name;
-        }
+        unsafe impl Struct for crate::types::$type {}
 
         const _: () = assert!(core::mem::offset_of!(crate::types::$type, struct_size) == 0);
     )*};
 }
 
-structs! {
-    Tensor "amla_tensor";
-    Indices "amla_indices";
-    Extra "amla_extra";
-    Output "amla_output";
-    Call "amla_call";
-    PlanInfo "amla_plan_info";
-    Part "amla_part";
-    ErrorDetail "amla_error_detail";
-    CapabilitySet "amla_capability_set";
-}
+structs!(
+    Tensor,
+    Indices,
+    Extra,
+    Output,
+    Call,
+    PlanInfo,
+    Part,
+    ErrorDetail,
+    CapabilitySet
+);
 
 /// Memory of a call, as addresses.
 #[derive(Clone, Copy)]
@@ -106,7 +101,7 @@ impl Regions {
         );
     }
 
-    fn write<T>(&mut self, argument: &'static str, memory: *const T, len: usize) {
+    pub fn write<T>(&mut self, argument: &'static str, memory: *const T, len: usize) {
         let Self {
             written,
             written_len,
@@ -278,6 +273,10 @@ impl<T: Number> Written<T> {
         Self::new(regions, argument, memory.wrapping_add(start), len)
     }
 
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
     /// # Safety
     /// The memory has `len` elements that nobody else touches during `'a`; the regions that
     /// it was entered in were checked.
@@ -293,15 +292,11 @@ impl<T: Number> Written<T> {
     }
 }
 
-/// A copy of the caller's struct.
+/// A struct of the caller's whose `struct_size` is right; nothing else of it is read.
 ///
 /// # Safety
 /// Unless null or refused, there are as many bytes as the struct's `struct_size` says.
-pub unsafe fn read<T: Struct>(
-    regions: &mut Regions,
-    argument: &'static str,
-    memory: *const T,
-) -> Result<T, Fault> {
+pub unsafe fn sized<T: Struct>(argument: &'static str, memory: *const T) -> Result<(), Fault> {
     if memory.is_null() {
         return Err(Fault::Null { argument });
     }
@@ -311,13 +306,27 @@ pub unsafe fn read<T: Struct>(
     let size = unsafe { memory.cast::<u32>().read() };
     if usize::try_from(size) != Ok(size_of::<T>()) {
         return Err(Fault::StructSize {
-            argument: T::NAME,
+            argument,
             size,
             expected: size_of::<T>(),
         });
     }
+    Ok(())
+}
+
+/// A copy of the caller's struct.
+///
+/// # Safety
+/// As [`sized`], and its fields are initialised.
+pub unsafe fn read<T: Struct>(
+    regions: &mut Regions,
+    argument: &'static str,
+    memory: *const T,
+) -> Result<T, Fault> {
+    // SAFETY: asks what this function's contract promises.
+    unsafe { sized(argument, memory) }?;
     regions.read(argument, memory, 1);
-    // SAFETY: as above, and as long as the type; every bit pattern is a value (`Struct`).
+    // SAFETY: not null, aligned and as long as the type (`sized`); every bit pattern is a value (`Struct`).
     Ok(unsafe { memory.read() })
 }
 
@@ -340,16 +349,15 @@ pub unsafe fn read_optional<T: Struct>(
 /// Fills a struct of the caller's whose `struct_size` is right.
 ///
 /// # Safety
-/// As [`read`]; nobody else touches the memory.
+/// As [`sized`]; nobody else touches the memory.
 pub unsafe fn fill<T: Struct>(
     argument: &'static str,
     memory: *mut T,
     value: T,
 ) -> Result<(), Fault> {
-    // SAFETY: asks what this function's contract promises. No call reads what it fills: the
-    // regions are of no use.
-    unsafe { read(&mut Regions::new(), argument, memory.cast_const()) }?;
-    // SAFETY: not null, aligned, as long as the type (`read`); the caller's to be written.
+    // SAFETY: asks what this function's contract promises.
+    unsafe { sized(argument, memory.cast_const()) }?;
+    // SAFETY: not null, aligned, as long as the type (`sized`); the caller's to be written.
     unsafe { memory.write(value) };
     Ok(())
 }

@@ -6,7 +6,7 @@ use amla::{Part, Plan, Shape, Workspace, combine, decode, merge, run_tasks};
 
 use crate::call::{options, output, problem, read_call};
 use crate::fault::{Fault, report};
-use crate::memory::{Regions, Written, fill, put, read, slice};
+use crate::memory::{Regions, Written, fill, put, read, sized, slice};
 use crate::types::{self, Call, ErrorDetail, Output, PlanInfo, Status};
 
 /// What a plan in memory begins with, so that other memory is not taken for one.
@@ -37,10 +37,11 @@ pub unsafe extern "C" fn amla_plan_size(
     detail: *mut ErrorDetail,
 ) -> Status {
     let body = || {
+        let mut regions = Regions::new();
         // SAFETY: the caller's pointers are as documented: this function's contract.
-        unsafe { planned(&mut Regions::new(), call) }?;
+        unsafe { planned(&mut regions, call) }?;
         // SAFETY: the caller's pointers are as documented: this function's contract.
-        unsafe { put("size", size, PLAN_SIZE) }
+        unsafe { answer(&mut regions, size, PLAN_SIZE) }
     };
     // SAFETY: the caller's pointers are as documented: this function's contract.
     unsafe { report(detail, body) }
@@ -106,8 +107,13 @@ pub unsafe extern "C" fn amla_plan_query(
     detail: *mut ErrorDetail,
 ) -> Status {
     let body = || {
+        let mut regions = Regions::new();
         // SAFETY: the caller's pointers are as documented: this function's contract.
-        let plan = unsafe { read_plan(&mut Regions::new(), plan, plan_size) }?;
+        let plan = unsafe { read_plan(&mut regions, plan, plan_size) }?;
+        // SAFETY: the caller's pointers are as documented: this function's contract.
+        unsafe { sized("info", info.cast_const()) }?;
+        regions.write("info", info.cast_const(), 1);
+        regions.check()?;
         let (tasks, partial_len) = (plan.tasks(), plan.partial_len());
         let value = PlanInfo {
             struct_size: INFO_SIZE,
@@ -145,16 +151,21 @@ pub unsafe extern "C" fn amla_workspace_size(
     detail: *mut ErrorDetail,
 ) -> Status {
     let body = || {
+        let mut regions = Regions::new();
         // SAFETY: the caller's pointers are as documented: this function's contract.
-        unsafe { planned(&mut Regions::new(), call) }?;
+        unsafe { planned(&mut regions, call) }?;
         // SAFETY: the caller's pointers are as documented: this function's contract.
-        unsafe { put("size", size, size_of::<Workspace>()) }
+        unsafe { answer(&mut regions, size, size_of::<Workspace>()) }
     };
     // SAFETY: the caller's pointers are as documented: this function's contract.
     unsafe { report(detail, body) }
 }
 
 /// Computes a call on one thread: attends every query to its keys.
+///
+/// It takes up to 64 KiB of the thread's stack, as amla_run_tasks() does, and computes as the
+/// thread's floating-point environment says. Meant is the default: rounding to the nearest, and
+/// subnormals as they are. Threads that share a plan need the same for the same bits.
 ///
 /// @param call What is to be computed, and where results go.
 /// @param workspace Memory to work in, aligned to AMLA_WORKSPACE_ALIGN.
@@ -304,6 +315,8 @@ pub unsafe extern "C" fn amla_combine(
         // function's contract.
         let problem = unsafe { problem(&mut regions, &call) }?;
         // SAFETY: the caller's pointers are as documented: this function's contract.
+        unsafe { options(&call) }?;
+        // SAFETY: the caller's pointers are as documented: this function's contract.
         let output = unsafe { output(&mut regions, call.output) }?;
         // SAFETY: the caller's pointers are as documented: this function's contract.
         let plan = unsafe { read_plan(&mut regions, plan, plan_size) }?;
@@ -376,6 +389,17 @@ pub unsafe extern "C" fn amla_merge(
                     value: read.reserved,
                 });
             }
+            let lens = [("parts.o_len", read.o_len), ("parts.lse_len", read.lse_len)];
+            for ((argument, len), expected) in lens.into_iter().zip(total.lens()) {
+                if len != expected {
+                    return Err(Fault::PartLength {
+                        argument,
+                        part: i,
+                        len,
+                        expected,
+                    });
+                }
+            }
             *part = Part {
                 // SAFETY: the caller's pointers are as documented: this function's contract.
                 o: unsafe { slice(&mut regions, "parts.o", read.o, read.o_len) }?,
@@ -411,7 +435,22 @@ unsafe fn planned(regions: &mut Regions, call: *const Call) -> Result<Plan, Faul
     let call = unsafe { read_call(regions, call) }?;
     // SAFETY: asks what this function's contract promises; the borrows end with it.
     let problem = unsafe { problem(regions, &call) }?;
+    // A call that no function would run has no plan.
+    // SAFETY: asks what this function's contract promises.
+    unsafe { options(&call) }?;
     Ok(Plan::new(&problem)?)
+}
+
+/// Writes a size where the caller wants it, if that isn't what the call reads.
+///
+/// # Safety
+/// As [`put`].
+unsafe fn answer(regions: &mut Regions, size: *mut usize, value: usize) -> Result<(), Fault> {
+    // Checked as what is written; put there when it is.
+    let _: Written<usize> = Written::required(regions, "size", size)?;
+    regions.check()?;
+    // SAFETY: asks what this function's contract promises.
+    unsafe { put("size", size, value) }
 }
 
 /// A thread's memory, of the right size and alignment.

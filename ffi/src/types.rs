@@ -284,7 +284,8 @@ pub struct Call {
     /// Values apart from the keys, [b, s_k, h_kv, d_v].
     pub v: *const Tensor,
     /// Ragged queries: where each request's begin in q, [b + 1]; request i has
-    /// q_indptr[i + 1] - q_indptr[i] positions, at most s_q.
+    /// q_indptr[i + 1] - q_indptr[i] positions, at most s_q. Tokens before the first are
+    /// nobody's: their outputs are left as they were.
     pub q_indptr: *const i32,
     /// b + 1; 0 if null.
     pub q_indptr_len: usize,
@@ -307,16 +308,17 @@ pub struct Call {
     pub page_size: usize,
     /// Pages of the cache.
     pub pages: usize,
-    /// How far back a query sees: its own key, len - n + j, and window - 1 before it. 0 for
-    /// no limit.
+    /// How far back query j of a request's n sees: its own key, len - n + j, and window - 1
+    /// before it. Later keys are for AMLA_CAUSAL to hide. 0 for no limit.
     pub window: usize,
     /// Which of a request's last keys each of its queries sees, instead of AMLA_CAUSAL:
     /// [b, s_q, words] ([tokens, words] with q_indptr), words = tail / 64 rounded up; bit
-    /// i % 64 of word i / 64 is 1 where the query sees key len - tail + i.
+    /// i % 64 of word i / 64 is 1 where the query sees key len - tail + i. Keys before those it
+    /// sees anyway.
     pub tail_mask: *const u64,
     /// Words of it in memory; 0 if null.
     pub tail_mask_len: usize,
-    /// How many keys tail_mask covers.
+    /// How many keys tail_mask covers. Of a shorter request the first bits count for nothing.
     pub tail: usize,
     /// Each query attends to chosen keys only; not with AMLA_CAUSAL, window, tail_mask,
     /// q_indptr, k_rope or v. The block table is then not looked at.
@@ -385,13 +387,16 @@ pub struct ErrorDetail {
     pub min: i64,
     /// The largest value allowed; the alignment needed, in bytes.
     pub max: i64,
-    /// Which request, or which dimension, counted from the outermost.
+    /// Which request, which of amla_merge()'s parts, or which dimension, counted from the
+    /// outermost.
     pub index: u64,
     /// Which entry of the request's part of a list.
     pub entry: u64,
     /// What was given where it is a floating-point number.
     pub number: f64,
-    /// The argument at fault, as it is spelt in amla_call, amla_output or the function.
+    /// The argument at fault, as it is spelt in amla_call, amla_output or the function; behind a
+    /// dot the field of what it points to. What AMLA_CAUSAL asks for is "causal", extra's parts are
+    /// "extra_kv", "extra_indices" and "extra_topk_length".
     pub argument: [c_char; 32],
     /// The other one, where two don't go together.
     pub other: [c_char; 32],

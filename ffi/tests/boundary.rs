@@ -422,18 +422,18 @@ fn odd<T>(pointer: *const T) -> *const T {
 fn tensors_are_denied() {
     let mut denials = Denials(0);
     for (name, world, at, pointer) in TENSORS {
-        let scales = format!("{name}.scales");
+        let [scales, dtypes] = ["scales", "dtype"].map(|field| format!("{name}.{field}"));
         let mut deny = |status, argument: &str, change: &dyn Fn(&mut Tensor)| {
             denials.expect(world, Who::All, status, argument, |w| change(at(w)));
         };
         let size = size_of::<Tensor>() as u32;
         for struct_size in [0, 1, 4, size - 1, size + 1, size + 8, 1 << 31, u32::MAX] {
-            deny(AMLA_ERROR_STRUCT_SIZE, "amla_tensor", &|t| {
+            deny(AMLA_ERROR_STRUCT_SIZE, name, &|t| {
                 t.struct_size = struct_size
             });
         }
         for dtype in [0, AMLA_DTYPE_F32, 7, 255, 1 << 16, u32::MAX] {
-            deny(AMLA_ERROR_UNKNOWN_VALUE, name, &|t| t.dtype = dtype);
+            deny(AMLA_ERROR_UNKNOWN_VALUE, &dtypes, &|t| t.dtype = dtype);
         }
         for dtype in [AMLA_DTYPE_FP8, AMLA_DTYPE_MODEL1] {
             deny(AMLA_ERROR_FORMAT, name, &|t| t.dtype = dtype);
@@ -511,20 +511,20 @@ fn calls_are_denied() {
     let size = size_of::<Call>() as u32;
     for struct_size in [0, 4, size - 8, size + 8, u32::MAX] {
         let all = Who::All;
-        deny(apart, all, AMLA_ERROR_STRUCT_SIZE, "amla_call", &|w| {
+        deny(apart, all, AMLA_ERROR_STRUCT_SIZE, "call", &|w| {
             w.call.struct_size = struct_size
         });
         let output = AMLA_ERROR_STRUCT_SIZE;
-        deny(apart, Who::Output, output, "amla_output", &|w| {
+        deny(apart, Who::Output, output, "output", &|w| {
             w.output.struct_size = struct_size
         });
-        deny(sparse, all, output, "amla_indices", &|w| {
+        deny(sparse, all, output, "indices", &|w| {
             w.indices.struct_size = struct_size
         });
-        deny(sparse, all, output, "amla_indices", &|w| {
+        deny(sparse, all, output, "extra_indices", &|w| {
             w.extra_indices.struct_size = struct_size
         });
-        deny(sparse, all, output, "amla_extra", &|w| {
+        deny(sparse, all, output, "extra", &|w| {
             w.extra.struct_size = struct_size
         });
     }
@@ -566,10 +566,10 @@ fn calls_are_denied() {
     }
     for value in [2, 3, 1 << 31, u32::MAX] {
         let unknown = AMLA_ERROR_UNKNOWN_VALUE;
-        deny(apart, Who::Compute, unknown, "rescale", &|w| {
+        deny(apart, Who::All, unknown, "rescale", &|w| {
             w.call.rescale = value
         });
-        deny(apart, Who::Compute, unknown, "precision", &|w| {
+        deny(apart, Who::All, unknown, "precision", &|w| {
             w.call.precision = value
         });
         deny(apart, Who::Output, unknown, "lse_base", &|w| {
@@ -590,7 +590,7 @@ fn calls_are_denied() {
     }
     for name in [c"", c"p", c"portabl", c"portable ", c"Portable", c"avx1024"] {
         let status = AMLA_ERROR_BACKEND_UNAVAILABLE;
-        deny(apart, Who::Compute, status, "backend", &|w| {
+        deny(apart, Who::All, status, "backend", &|w| {
             w.call.backend = name.as_ptr()
         });
     }
@@ -707,7 +707,9 @@ fn calls_are_denied() {
         u32::MAX,
     ] {
         let status = AMLA_ERROR_UNKNOWN_VALUE;
-        deny(apart, Who::Output, status, "o", &|w| w.output.dtype = dtype);
+        deny(apart, Who::Output, status, "output.dtype", &|w| {
+            w.output.dtype = dtype
+        });
     }
     println!("{} calls denied", denials.0);
     assert!(denials.0 > 500);

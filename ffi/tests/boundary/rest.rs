@@ -148,8 +148,10 @@ fn encoders_deny() {
         deny(AMLA_ERROR_BAD_EXTENT, bytes_name, &|e| {
             e.bytes_len = usize::MAX
         });
-        deny(wrong_len, "kv", &|e| e.bytes_len -= 1);
-        deny(wrong_len, "kv", &|e| e.row_len -= 1);
+        deny(wrong_len, bytes_name, &|e| e.bytes_len -= 1);
+        // INT8 rows have any length, and as many integers.
+        let name = if i == 2 { bytes_name } else { "row" };
+        deny(wrong_len, name, &|e| e.row_len -= 1);
         deny(AMLA_ERROR_ALIASED, bytes_name, &|e| {
             e.bytes = e.row.cast_mut().cast()
         });
@@ -160,7 +162,7 @@ fn encoders_deny() {
             });
         }
         if i == 1 {
-            deny(wrong_len, "kv", &|e| e.scales_len -= 1);
+            deny(wrong_len, "scales", &|e| e.scales_len -= 1);
         }
         if i == 2 {
             deny(AMLA_ERROR_MISALIGNED, "scale", &|e| {
@@ -354,7 +356,7 @@ fn lists_are_denied() {
         (w.call.block_table, w.call.block_table_len) = (w.table.as_ptr(), B);
         (w.call.max_blocks, w.call.page_size, w.call.pages) = (1, S_K, B);
     }
-    let cases: [Wrong<World>; 13] = [
+    let cases: [Wrong<World>; 15] = [
         (AMLA_ERROR_HEADS, "h_q", |w| {
             (w.call.h_q, w.call.h_kv) = (3, 2)
         }),
@@ -378,6 +380,10 @@ fn lists_are_denied() {
         (AMLA_ERROR_INDPTR, "kv_indptr", |w| {
             w.indptr = vec![0, 4, 3];
             (w.call.kv_indptr, w.call.kv_indptr_len) = (w.indptr.as_ptr(), 3);
+        }),
+        (AMLA_ERROR_UNKNOWN_VALUE, "page_size", |w| w.call.pages = 3),
+        (AMLA_ERROR_UNKNOWN_VALUE, "page_size", |w| {
+            w.call.max_blocks = 1
         }),
         (AMLA_ERROR_INDPTR, "q_indptr", |w| {
             w.indptr = vec![0, 2, 1];
@@ -407,9 +413,23 @@ fn lists_are_denied() {
     );
     for name in [c"", c"avx1024"] {
         let status = AMLA_ERROR_BACKEND_UNAVAILABLE;
-        denials.expect(apart, Who::Compute, status, "backend", |w| {
+        denials.expect(apart, Who::All, status, "backend", |w| {
             w.call.backend = name.as_ptr()
         });
+    }
+}
+
+/// Of a pair of ends that can't be, the detail has the one at fault.
+#[test]
+fn a_negative_start_is_told() {
+    for (ends, value) in [([-1, 1, 2], -1), ([0, 2, 1], 2)] {
+        let mut w = World::apart();
+        w.indptr = ends.to_vec();
+        (w.call.q_indptr, w.call.q_indptr_len) = (w.indptr.as_ptr(), 3);
+        let (mut size, mut detail) = (0, detail());
+        // SAFETY: all pointers are this test's.
+        let got = unsafe { amla_plan_size(&w.call, &mut size, &mut detail) };
+        assert_eq!((got, detail.value), (AMLA_ERROR_INDPTR, value));
     }
 }
 
@@ -423,14 +443,14 @@ fn merging_and_queries_are_denied() {
     let (o, lse) = (vec![0.0_f32; w.o.len()], vec![0.0_f32; w.lse.len()]);
     let good = part(&o, &lse);
     let cases: [Wrong<Part>; 6] = [
-        (AMLA_ERROR_STRUCT_SIZE, "amla_part", |p| p.struct_size = 0),
+        (AMLA_ERROR_STRUCT_SIZE, "parts", |p| p.struct_size = 0),
         (AMLA_ERROR_UNKNOWN_VALUE, "parts.reserved", |p| {
             p.reserved = 1
         }),
         (AMLA_ERROR_NULL_POINTER, "parts.o", |p| p.o = null()),
         (AMLA_ERROR_MISALIGNED, "parts.lse", |p| p.lse = odd(p.lse)),
-        (AMLA_ERROR_WRONG_LENGTH, "o", |p| p.o_len -= 1),
-        (AMLA_ERROR_WRONG_LENGTH, "lse", |p| p.lse_len = 0),
+        (AMLA_ERROR_WRONG_LENGTH, "parts.o_len", |p| p.o_len -= 1),
+        (AMLA_ERROR_WRONG_LENGTH, "parts.lse_len", |p| p.lse_len = 0),
     ];
     for (status, argument, change) in cases {
         let (mut wrong, mut detail) = (good, detail());
@@ -454,6 +474,13 @@ fn merging_and_queries_are_denied() {
         let got = unsafe { amla_merge(B, 1, H_Q, D_V, &w.output, parts, len, &mut detail) };
         assert_eq!((got, text(&detail.argument)), (status, argument));
     }
+    let mut wrong = [good; 3];
+    wrong[2].lse_len = 2;
+    // SAFETY: as above.
+    let got = unsafe { amla_merge(B, 1, H_Q, D_V, &w.output, wrong.as_ptr(), 3, &mut detail) };
+    assert_eq!((got, detail.index), (AMLA_ERROR_WRONG_LENGTH, 2));
+    let said = format!("parts.lse_len of part 2 is 2, not {}", w.lse.len());
+    assert_eq!(text(&detail.message), said);
     let mut aliased = good;
     aliased.o = w.o.as_ptr();
     // SAFETY: as above.
@@ -484,4 +511,19 @@ fn merging_and_queries_are_denied() {
         w.plan = plan;
     }
     assert_eq!(info.tasks, 0);
+    // Answers don't go where the question is.
+    let plan = w.plan.as_mut_ptr();
+    // SAFETY: as above, and must be refused.
+    let got = unsafe { amla_plan_query(plan.cast(), size, plan.cast(), &mut detail) };
+    assert_eq!(
+        (got, text(&detail.argument)),
+        (AMLA_ERROR_STRUCT_SIZE, "info")
+    );
+    for ask in [amla_plan_size, amla_workspace_size] {
+        let pages = &raw mut w.call.pages;
+        // SAFETY: as above.
+        let got = unsafe { ask(&w.call, pages, &mut detail) };
+        assert_eq!((got, text(&detail.argument)), (AMLA_ERROR_ALIASED, "size"));
+        assert_eq!(w.call.pages, 0);
+    }
 }

@@ -235,35 +235,35 @@ static void structs(void) {
     const uint32_t sizes[] = {0, 4, UINT32_MAX};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         uint32_t size = sizes[i];
-        REFUSED(CALL, STRUCT_SIZE, "amla_call", w.call.struct_size = size);
+        REFUSED(CALL, STRUCT_SIZE, "call", w.call.struct_size = size);
         DETAIL(last.value == size && last.max == (int64_t)sizeof w.call);
-        REFUSED(CALL, STRUCT_SIZE, "amla_tensor", w.kv.struct_size = size);
-        REFUSED(CALL, STRUCT_SIZE, "amla_indices", sparse(); w.indices.struct_size = size);
-        REFUSED(CALL, STRUCT_SIZE, "amla_extra", sparse(); w.extra.struct_size = size);
-        REFUSED(OUTPUT | MERGE, STRUCT_SIZE, "amla_output", w.output.struct_size = size);
-        REFUSED(MERGE, STRUCT_SIZE, "amla_part", w.part.struct_size = size);
+        REFUSED(CALL, STRUCT_SIZE, "kv", w.kv.struct_size = size);
+        REFUSED(CALL, STRUCT_SIZE, "indices", sparse(); w.indices.struct_size = size);
+        REFUSED(CALL, STRUCT_SIZE, "extra", sparse(); w.extra.struct_size = size);
+        REFUSED(OUTPUT | MERGE, STRUCT_SIZE, "output", w.output.struct_size = size);
+        REFUSED(MERGE, STRUCT_SIZE, "parts", w.part.struct_size = size);
     }
-    REFUSED(CALL, STRUCT_SIZE, "amla_call", w.call.struct_size = sizeof w.call + 8);
+    REFUSED(CALL, STRUCT_SIZE, "call", w.call.struct_size = sizeof w.call + 8);
 
     REFUSED(CALL, UNKNOWN_VALUE, "flags", w.call.flags = 2);
     DETAIL(last.value == 2);
     REFUSED(CALL, UNKNOWN_VALUE, "flags", w.call.flags = 0x80000001U);
     REFUSED(CALL, UNKNOWN_VALUE, "call.reserved", w.call.reserved = 1);
-    REFUSED(CALL, UNKNOWN_VALUE, "q", w.q.dtype = 0);
-    REFUSED(CALL, UNKNOWN_VALUE, "kv", w.kv.dtype = AMLA_DTYPE_F32);
-    REFUSED(CALL, UNKNOWN_VALUE, "kv", w.kv.dtype = 7);
+    REFUSED(CALL, UNKNOWN_VALUE, "q.dtype", w.q.dtype = 0);
+    REFUSED(CALL, UNKNOWN_VALUE, "kv.dtype", w.kv.dtype = AMLA_DTYPE_F32);
+    REFUSED(CALL, UNKNOWN_VALUE, "kv.dtype", w.kv.dtype = 7);
     REFUSED(CALL, UNKNOWN_VALUE, "page_size", w.call.page_size = 0);
     REFUSED(CALL, UNKNOWN_VALUE, "indices.reserved", sparse(); w.indices.reserved = 1);
     REFUSED(CALL, UNKNOWN_VALUE, "extra.reserved", sparse(); w.extra.reserved = 1);
-    REFUSED(COMPUTE, UNKNOWN_VALUE, "rescale", w.call.rescale = 2);
-    REFUSED(COMPUTE, UNKNOWN_VALUE, "precision", w.call.precision = 2);
-    REFUSED(OUTPUT, UNKNOWN_VALUE, "o", w.output.dtype = AMLA_DTYPE_FP8);
+    REFUSED(CALL, UNKNOWN_VALUE, "rescale", w.call.rescale = 2);
+    REFUSED(CALL, UNKNOWN_VALUE, "precision", w.call.precision = 2);
+    REFUSED(OUTPUT, UNKNOWN_VALUE, "output.dtype", w.output.dtype = AMLA_DTYPE_FP8);
     REFUSED(OUTPUT | MERGE, UNKNOWN_VALUE, "lse_base", w.output.lse_base = 2);
     REFUSED(OUTPUT | MERGE, UNKNOWN_VALUE, "lse_empty", w.output.lse_empty = 2);
     REFUSED(MERGE, UNKNOWN_VALUE, "parts.reserved", w.part.reserved = 1);
-    REFUSED(COMPUTE, BACKEND_UNAVAILABLE, "backend", w.call.backend = "portabl");
-    REFUSED(COMPUTE, BACKEND_UNAVAILABLE, "backend", w.call.backend = "portable2");
-    REFUSED(COMPUTE, BACKEND_UNAVAILABLE, "backend", w.call.backend = "");
+    REFUSED(CALL, BACKEND_UNAVAILABLE, "backend", w.call.backend = "portabl");
+    REFUSED(CALL, BACKEND_UNAVAILABLE, "backend", w.call.backend = "portable2");
+    REFUSED(CALL, BACKEND_UNAVAILABLE, "backend", w.call.backend = "");
 }
 
 static void problems(void) {
@@ -291,7 +291,7 @@ static void problems(void) {
     REFUSED(CALL, WRONG_LENGTH, "cache_seqlens", w.call.cache_seqlens_len = 1);
     REFUSED(CALL, WRONG_LENGTH, "q_indptr", w.call.q_indptr = q_indptr; w.call.q_indptr_len = B);
     REFUSED(CALL, WRONG_LENGTH, "sink", w.call.sink = sink; w.call.sink_len = 1);
-    REFUSED(MERGE, WRONG_LENGTH, "o", w.part.o_len--);
+    REFUSED(MERGE, WRONG_LENGTH, "parts.o_len", w.part.o_len--);
     REFUSED(CALL, OVERFLOW, "kv", w.kv.strides[0] = SIZE_MAX);
     REFUSED(CALL, OVERFLOW, "q", w.q.strides[0] = SIZE_MAX);
     REFUSED(OUTPUT, OVERFLOW, "o", w.output.o_strides[0] = SIZE_MAX);
