@@ -171,8 +171,12 @@ impl Plan {
         self.tasks
     }
 
-    /// The part of a problem that a task computes.
-    fn locate<'a>(&self, problem: &'a Problem<'a>, task: usize) -> Group<'a> {
+    /// The parts of a problem that tasks compute, from one on.
+    pub(crate) fn tasks_from<'a>(
+        &self,
+        problem: &'a Problem<'a>,
+        task: usize,
+    ) -> impl Iterator<Item = Group<'a>> + use<'a> {
         let heads = self.shape.h_kv;
         // The positions of a request are alike, and perhaps the requests are.
         let positions = problem.sparse.map_or(1, |_| self.shape.s_q);
@@ -188,11 +192,16 @@ impl Plan {
         }
         let position = rest / each(request);
         rest %= each(request);
-        let (request, _) = problem.unit(request, position);
-        let cut = Cut::of(problem, request);
-        let (head, rest) = (rest / cut.tasks(), rest % cut.tasks());
-        let splits = cut.splits().len();
-        cut.group(problem, [request, head, rest / splits], rest % splits)
+        let (first, _) = problem.unit(request, position);
+        (first..problem.units()).flat_map(move |unit| {
+            let cut = Cut::of(problem, unit);
+            let from = if unit == first { rest } else { 0 };
+            (from..heads * cut.tasks()).map(move |task| {
+                let (head, rest) = (task / cut.tasks(), task % cut.tasks());
+                let splits = cut.splits().len();
+                cut.group(problem, [unit, head, rest / splits], rest % splits)
+            })
+        })
     }
 
     /// FP32 numbers that each task's result takes.
@@ -409,7 +418,8 @@ pub fn run_task(
 /// Computes some neighbouring tasks of the plan, as [`run_task`] does each, into `partials`:
 /// [`partial_len`](Plan::partial_len) numbers for each, one after the other.
 ///
-/// The arguments are checked once, which counts where tasks are small.
+/// The arguments are checked and the first task is looked for once, each in time proportional to `b`: that counts where tasks
+/// are small and requests many.
 ///
 /// # Errors
 /// Whatever is wrong with the arguments, a plan made for another problem, or `tasks` out of
@@ -447,32 +457,46 @@ fn run_checked(
     })?;
     // Before anything is written. Neighbours often are of the same request.
     let mut checked = None;
-    for task in tasks.clone() {
-        let request = plan.locate(problem, task).request;
-        if checked != Some(request) {
-            problem.check_pages(request)?;
-            checked = Some(request);
+    if tasks.is_empty() {
+        return Ok(());
+    }
+    let groups = || plan.tasks_from(problem, tasks.start).take(tasks.len());
+    for group in groups() {
+        if checked != Some(group.request) {
+            problem.check_pages(group.request)?;
+            checked = Some(group.request);
         }
     }
     let mut before: Option<Group<'_>> = None;
-    for (task, partial) in tasks.zip(partials.chunks_mut(each)) {
-        let group = plan.locate(problem, task);
-        options.backend.with(Task {
-            group: &group,
-            options,
-            tiles: &mut workspace.tiles,
-            packed: before.is_some_and(|before| before.same_rows(&group)),
-            partial: Partial::view(partial, problem.shape.d_v),
-            then: Then {
-                earlier: None,
-                // Whoever combines them doesn't know the backend.
-                settle: true,
-                write: None,
-            },
-        })?;
+    for (group, partial) in groups().zip(partials.chunks_mut(each)) {
+        let packed = before.is_some_and(|before| before.same_rows(&group));
+        run_group(&group, packed, options, workspace, partial)?;
         before = Some(group);
     }
     Ok(())
+}
+
+/// Computes a task, of which all was checked; the workspace may hold the `packed` queries of its rows.
+pub fn run_group(
+    group: &Group<'_>,
+    packed: bool,
+    options: &Options,
+    workspace: &mut Workspace,
+    partial: &mut [f32],
+) -> Result<(), Error> {
+    options.backend.with(Task {
+        group,
+        options,
+        tiles: &mut workspace.tiles,
+        packed,
+        partial: Partial::view(partial, group.problem.shape.d_v),
+        then: Then {
+            earlier: None,
+            // Whoever combines them doesn't know the backend.
+            settle: true,
+            write: None,
+        },
+    })
 }
 
 /// Puts the results of all tasks together, in the order of the keys, and writes

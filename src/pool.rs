@@ -17,18 +17,20 @@ use crate::attend::Options;
 use crate::error::{Argument, Error};
 use crate::group::{Group, Partial};
 use crate::isa::Backend;
-use crate::plan::{Cut, Plan, combine, decode, decode_group, groups, run_task};
+use crate::plan::{Cut, Plan, combine, decode, decode_group, groups, run_group};
 use crate::problem::{Output, Problem, in_range};
 use crate::results::{Write, together, write_lse};
 use crate::tile::{PANELS, Workspace};
 
 /// [`decode`](crate::decode) on the current rayon pool, with the same result to the
 /// bit: each workspace belongs to one thread at a time, and `partials` holds
-/// [`partial_len`](Plan::partial_len) numbers for each of the plan's tasks.
+/// [`partial_len`](Plan::partial_len) numbers for each of the plan's tasks. (Where a query or value isn't finite, finite
+/// elements of O may differ by rounding.)
 ///
 /// Where there are rows enough for all threads, each takes some of them with all their keys. Where there
 /// are not, they take the plan's tasks, and then panels of rows to put results together. Both need O to lie
-/// in the order of requests, positions and heads; one thread puts the results of tasks together otherwise.
+/// in the order of requests, KV heads, positions and heads, which with one KV head or one position is the usual one;
+/// otherwise they take tasks, and one thread puts the results together.
 ///
 /// # Errors
 /// Whatever is wrong with the arguments, or no workspace; the outputs are then
@@ -60,15 +62,13 @@ pub fn decode_on_rayon<W: BorrowMut<Workspace> + Send>(
         write_all_lse(problem, panels, &lse, &mut output);
         return Ok(());
     }
-    let tasks = partials.chunks_mut(plan.partial_len()).take(plan.tasks());
-    each(
-        workspaces,
-        tasks.enumerate(),
-        |workspace, (task, partial)| {
-            let workspace = workspace.borrow_mut();
-            run_task(problem, options, plan, task, workspace, partial)
-        },
-    )?;
+    if plan.tasks() > 0 {
+        let results = partials.chunks_mut(plan.partial_len());
+        let tasks = plan.tasks_from(problem, 0).zip(results);
+        each(workspaces, tasks, |workspace, (group, partial)| {
+            run_group(&group, false, options, workspace.borrow_mut(), partial)
+        })?;
+    }
     let Some(panels) = pieces(problem, 1, &mut output, &mut lse) else {
         return combine(problem, plan, partials, output);
     };
