@@ -83,13 +83,10 @@ fn merge_row<'a, I: Iterator<Item = (&'a [f32], f32)>>(
     let seen = |lse: &f32| *lse != format.empty.value() && *lse != f32::NEG_INFINITY;
     let max = all().filter(seen).fold(f32::NEG_INFINITY, f32::max);
     let weight = |lse: f32| {
-        if seen(&lse) {
-            exp(f64::from(lse) - f64::from(max), format.base)
-        } else {
-            0.0
-        }
+        let below = f64::from(lse) - f64::from(max);
+        seen(&lse).then(|| exp(below, format.base))
     };
-    let total: f64 = all().map(weight).sum();
+    let total: f64 = all().filter_map(weight).sum();
     if total == 0.0 {
         o.fill(0.0);
         *lse = format.empty.value();
@@ -117,13 +114,10 @@ fn merge_row<'a, I: Iterator<Item = (&'a [f32], f32)>>(
     *lse = round(f64::from(max) + log(total, format.base));
 }
 
-/// What a part adds: nothing without a weight, whatever its O.
-fn share(weight: f64, o: f32) -> f64 {
-    if weight == 0.0 {
-        0.0
-    } else {
-        weight * f64::from(o)
-    }
+/// What a part adds: nothing if it saw no key, whatever its O. With a weight too small for a number it adds
+/// zero, but NaN where O isn't finite, as a key of such a weight does.
+fn share(weight: Option<f64>, o: f32) -> f64 {
+    weight.map_or(0.0, |weight| weight * f64::from(o))
 }
 
 fn exp(x: f64, base: LseBase) -> f64 {

@@ -550,6 +550,23 @@ fn merging_nothing() {
 }
 
 /// At once, however often.
+/// A key of no weight whose value isn't finite makes O NaN, also when it is another part's.
+#[test]
+fn merging_what_is_not_finite_and_weighs_nothing() {
+    let format = Lse::default();
+    for bad in [f32::NAN, f32::INFINITY] {
+        let (mut o, mut lse) = ([1.0_f32, 1.0, 2.0, 2.0], [0.0, 0.0]);
+        // The second row's part saw no key.
+        let part = Part {
+            o: &[1.0, bad, bad, bad],
+            lse: &[-1000.0, format.empty.value()],
+        };
+        into(&SMALL, &mut o, &mut lse, &[part], format).unwrap();
+        assert_eq!((o[0], o[2], o[3], lse), (1.0, 2.0, 2.0, [0.0; 2]));
+        assert!(o[1].is_nan());
+    }
+}
+
 #[test]
 fn merging_no_rows() {
     let shape = Shape {
