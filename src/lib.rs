@@ -7,7 +7,7 @@
 //! `docs/algorithm.md` for what maps to which equation.
 //!
 //! **Small tiles.** A [`Workspace`] takes 1.9 MiB. Built with `RUSTFLAGS='--cfg amla_tiles="small"'`,
-//! which is for who links the final program to say, it takes 161 KiB: one thread's decode at full
+//! which is for who links the final program to say, it takes 159 KiB: one thread's decode at full
 //! width then fits the 256 KiB of a microcontroller (`examples/bare-metal`). Results differ in their
 //! last bits, for blocks of keys are shorter; widths and bounds on errors are the same
 //! (`docs/adr/0017`).

@@ -30,7 +30,8 @@ impl<'a> Tensor<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Pages<'a> {
     /// `[b, max_blocks]`: the page that holds keys `i * page_size` on of a request.
-    /// Entries behind a request's last key are never read.
+    /// Entries behind a request's last key are never read; those before a window have to be
+    /// pages, too.
     pub block_table: &'a [i32],
     /// Entries of `block_table` from one request to the next.
     pub max_blocks: usize,
@@ -56,8 +57,8 @@ pub struct TailMask<'a> {
 /// attention, as FlashMLA decodes it.
 ///
 /// A place is `page * page_size + key in the page` if the cache is paged, otherwise the
-/// key's number within its request. Places that are negative or beyond the cache are
-/// skipped.
+/// key's number within its request. Places that are negative or beyond the cache (the request's
+/// `cache_seqlens`, unless it is paged) are skipped.
 #[derive(Clone, Copy, Debug)]
 pub struct Sparse<'a> {
     /// The keys of each query position.
@@ -124,7 +125,8 @@ pub struct Problem<'a> {
     /// The cache is ragged: where each request's keys begin, `[b + 1]`.
     pub kv_indptr: Option<&'a [i32]>,
     /// Valid keys of each request, `[b]`, at most `s_k` and what the cache has for
-    /// it; all of them if absent. Rows beyond are never read.
+    /// it; all of them if absent. Rows beyond are never read, but where [`Sparse`] chooses them
+    /// from a paged cache.
     pub cache_seqlens: Option<&'a [i32]>,
     /// Whether query `j` of a request's `n` sees only the first `len - (n - 1 - j)`
     /// keys, the last of which is its own.

@@ -8,7 +8,7 @@
 //! | L0A, two halves of 32 KiB | [`PTile`]: P of 192 keys x 64 rows, high and low part | 2 x 24 KiB |
 //! | L0B, two halves of 32 KiB | [`Widened`]: operands widened to FP32, for backends without a BF16 dot | 2 x 24 KiB |
 //! | L0C, two halves of 64 KiB | [`STile`]: scores of 192 keys x 64 rows; two are alive in the preload pipeline | 2 x 48 KiB |
-//! | UB, 192 KiB | [`RowState`]: running exponent and sums of 64 rows | 4 x 10 KiB |
+//! | UB, 192 KiB | [`RowState`]: running exponent and sums of 64 rows | 4 x 1.5 KiB |
 //! | GM | [`OStrip`]: O accumulators, 64 rows x 64 columns | 16 KiB each |
 //!
 //! On a CPU the L1 budget falls into the L2 cache and L0 into L1d. All panels of

@@ -269,12 +269,14 @@ struct amla_call {
     const int32_t *kv_indptr;
     // b + 1; 0 if null.
     size_t kv_indptr_len;
-    // Valid keys of each request, [b]; all of them if null. Rows beyond are never read.
+    // Valid keys of each request, [b]; all of them if null. Rows beyond are never read, but where
+    // sparse chooses them from a paged cache.
     const int32_t *cache_seqlens;
     // b; 0 if null.
     size_t cache_seqlens_len;
     // A paged cache: the page that holds keys i * page_size on of a request,
-    // [b, max_blocks]. Entries behind a request's last key are never read.
+    // [b, max_blocks]. Entries behind a request's last key are never read; those before a window
+    // have to be pages, too.
     const int32_t *block_table;
     // Entries of the block table in memory.
     size_t block_table_len;

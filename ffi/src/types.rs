@@ -293,12 +293,14 @@ pub struct Call {
     pub kv_indptr: *const i32,
     /// b + 1; 0 if null.
     pub kv_indptr_len: usize,
-    /// Valid keys of each request, [b]; all of them if null. Rows beyond are never read.
+    /// Valid keys of each request, [b]; all of them if null. Rows beyond are never read, but where
+    /// sparse chooses them from a paged cache.
     pub cache_seqlens: *const i32,
     /// b; 0 if null.
     pub cache_seqlens_len: usize,
     /// A paged cache: the page that holds keys i * page_size on of a request,
-    /// [b, max_blocks]. Entries behind a request's last key are never read.
+    /// [b, max_blocks]. Entries behind a request's last key are never read; those before a window
+    /// have to be pages, too.
     pub block_table: *const i32,
     /// Entries of the block table in memory.
     pub block_table_len: usize,
