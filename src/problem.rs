@@ -30,8 +30,8 @@ impl<'a> Tensor<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Pages<'a> {
     /// `[b, max_blocks]`: the page that holds keys `i * page_size` on of a request.
-    /// Entries behind a request's last key are never read; those before a window have to be
-    /// pages, too.
+    /// Entries of pages that a window hides from all queries, or behind a request's last key, are
+    /// never read.
     pub block_table: &'a [i32],
     /// Entries of `block_table` from one request to the next.
     pub max_blocks: usize,
@@ -761,7 +761,8 @@ impl<'a> Problem<'a> {
             len: pages.block_table.len(),
             needed: end,
         })?;
-        for (index, &value) in entries.iter().enumerate() {
+        let first = self.span(b).start / pages.page_size;
+        for (index, &value) in entries.iter().enumerate().skip(first) {
             if !usize::try_from(value).is_ok_and(|page| page < pages.pages) {
                 return Err(Error::Page {
                     request: b,

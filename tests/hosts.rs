@@ -666,16 +666,32 @@ fn refuses_pages_that_are_not() {
                 });
             }
         }
-        // Behind a request's last key there may be anything.
-        for (at, value) in [(3, int(limit)), (4, -1), (max_blocks + 1, i32::MIN)] {
+        let ignored = |good: &Problem, at, value| {
             with_entry(good, at, value, |problem| {
                 for options in all_modes() {
-                    same(
-                        &decoded(problem, &options),
-                        &decoded(good, &options),
-                        &options,
-                    );
+                    let [got, want] = [problem, good].map(|p| decoded(p, &options));
+                    same(&got, &want, &options);
                 }
+            });
+        };
+        // Behind a request's last key there may be anything.
+        for (at, value) in [(3, int(limit)), (4, -1), (max_blocks + 1, i32::MIN)] {
+            ignored(good, at, value);
+        }
+        // And where a window hides all of a page: here those before key 32, and before key 31.
+        for (window, hidden) in [(7, 2), (8, 1)] {
+            let recent = with(good, |p| p.window = Some(window));
+            for at in 0..hidden {
+                ignored(&recent, at, -1);
+            }
+            with_entry(&recent, hidden, -1, |problem| {
+                let want = Error::Page {
+                    request: 0,
+                    index: hidden,
+                    value: -1,
+                    limit,
+                };
+                tasks_refused(problem, &recent, &[0, 1], want);
             });
         }
     });

@@ -275,8 +275,8 @@ struct amla_call {
     // b; 0 if null.
     size_t cache_seqlens_len;
     // A paged cache: the page that holds keys i * page_size on of a request,
-    // [b, max_blocks]. Entries behind a request's last key are never read; those before a window
-    // have to be pages, too.
+    // [b, max_blocks]. Entries of pages that a window hides from all queries, or behind a request's
+    // last key, are never read.
     const int32_t *block_table;
     // Entries of the block table in memory.
     size_t block_table_len;

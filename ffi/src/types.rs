@@ -299,8 +299,8 @@ pub struct Call {
     /// b; 0 if null.
     pub cache_seqlens_len: usize,
     /// A paged cache: the page that holds keys i * page_size on of a request,
-    /// [b, max_blocks]. Entries behind a request's last key are never read; those before a window
-    /// have to be pages, too.
+    /// [b, max_blocks]. Entries of pages that a window hides from all queries, or behind a request's
+    /// last key, are never read.
     pub block_table: *const i32,
     /// Entries of the block table in memory.
     pub block_table_len: usize,
