@@ -24,8 +24,8 @@ use crate::tile::{PANELS, Workspace};
 
 /// [`decode`](crate::decode) on the current rayon pool, with the same result to the
 /// bit: each workspace belongs to one thread at a time, and `partials` holds
-/// [`partial_len`](Plan::partial_len) numbers for each of the plan's tasks. (Where a query or value isn't finite, finite
-/// elements of O may differ by rounding.)
+/// [`partial_len`](Plan::partial_len) numbers for each of the plan's tasks. (Where a value isn't finite, finite elements of
+/// O may differ by rounding.)
 ///
 /// Where there are rows enough for all threads, each takes some of them with all their keys. Where there
 /// are not, they take the plan's tasks, and then panels of rows to put results together. Both need O to lie

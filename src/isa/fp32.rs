@@ -20,7 +20,7 @@ use half::bf16;
 
 use super::ahead::{Ahead, LINE};
 use super::simd::{Simd, even, lanes, lanes_mut, odd, pairs};
-use super::{Left, Pv, Rows};
+use super::{Left, Pv, Rows, shared};
 use crate::tile::{
     BLOCK_PAIRS, L0a, L0b, OStrip, PANEL_ROWS, PTileWhole, STRIP, STile, VBuffer, Widened, ascend,
 };
@@ -445,8 +445,8 @@ fn pv_strip<S: Simd, const N: usize>(
     ahead: &mut Ahead<'_>,
 ) -> bool {
     let p = p.as_flattened().as_flattened();
-    // The first rows go by way of a draft, until all columns are known to be finite: a V that
-    // isn't makes every row's O so, since 0 times it is NaN.
+    // The first rows go by way of a draft, until all values are known to be finite: one that
+    // isn't makes no row's O finite, since 0 times it is NaN.
     let mut draft = [[0.0; STRIP]; HEIGHT];
     let first = rows.min(HEIGHT);
     if !matches!(start, Start::Zero) {
@@ -466,7 +466,10 @@ fn pv_strip<S: Simd, const N: usize>(
             pv_tile::<S, N, true>(simd, first, a, values, b, column, start, &mut draft, ahead);
     }
     if !finite {
-        return false;
+        let columns = values.strip * STRIP..(values.strip + 1) * STRIP;
+        if !shared::finite(values.rows.iter().copied(), &columns) {
+            return false;
+        }
     }
     o[..first].copy_from_slice(&draft[..first]);
     for column in (0..STRIP).step_by(N * S::LANES) {

@@ -3,6 +3,8 @@
 //! These functions are inlined into each backend's feature-gated callers, so
 //! that the compiler vectorises them with that backend's instructions.
 
+use core::ops::Range;
+
 use half::bf16;
 
 use crate::format::{self, Row};
@@ -37,6 +39,18 @@ pub fn pack_q<const D_QK: usize>(
 #[inline(always)]
 pub const fn join([even, odd]: [bf16; 2]) -> u32 {
     even.to_bits() as u32 | (odd.to_bits() as u32) << 16
+}
+
+/// Whether some columns of values are finite. Asked where a product isn't: that may be a query's doing, or O's own.
+#[cold]
+pub fn finite<'a>(mut values: impl Iterator<Item = &'a [bf16]>, columns: &Range<usize>) -> bool {
+    const INFINITY: u16 = bf16::INFINITY.to_bits();
+    values.all(|row| {
+        // A row at once, which the compiler vectorises.
+        let wrong = |x: &bf16| x.to_bits() & INFINITY == INFINITY;
+        let row = row[columns.clone()].iter();
+        !row.fold(false, |any, x| any | wrong(x))
+    })
 }
 
 /// The element of a pair that belongs to key `k`.

@@ -310,8 +310,8 @@ impl<W: Widths> Step<'_, W> {
     }
 
     /// C2: the `N` rows of O from `row` on, strip by strip, `V` pairs of vectors at a time. Leaves the strips that are `left`,
-    /// and adds those to them in which values aren't finite. Such a V makes every row's O so, since 0 times it is NaN: the
-    /// first row of all tells.
+    /// and adds those to them in which values aren't finite. Such a V makes no row's O finite, since 0 times it is NaN: the
+    /// first row of all tells where to look.
     #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     fn pv<const N: usize, const V: usize, const VECTORS: usize>(
@@ -383,6 +383,10 @@ impl<W: Widths> Step<'_, W> {
                 if row == 0 {
                     for v in acc[0].as_flattened() {
                         wrong |= _mm512_fpclass_ps_mask::<NOT_FINITE>(*v);
+                    }
+                    // SAFETY: values have the columns of all strips, of which this is one by the assertion.
+                    if wrong != 0 && unsafe { stream::finite(self.values, strip) } {
+                        wrong = 0;
                     }
                 }
                 for r in 0..N {

@@ -15,6 +15,7 @@
 use super::c2::{TILE_ROWS, padded, tile_rows};
 use super::*;
 use crate::isa::ahead::Ahead;
+use crate::isa::shared;
 
 /// Up to so many rows C1 here beats that for panels, whose tiles take a load for every dot with one vector of
 /// rows, and idle lanes otherwise. With more Q leaves L1d.
@@ -183,7 +184,7 @@ pub(super) fn pv<const D_V: usize>(
     let mut ahead = Ahead::of(next, D_V / STRIP * pairs);
     let mut left = 0;
     for (strip, o) in o.iter_mut().enumerate().take(D_V / STRIP) {
-        // A V that isn't finite makes every row's O so, since 0 times it is NaN: the first tile tells.
+        // A V that isn't finite makes no row's O finite, since 0 times it is NaN: the first tile tells where to look.
         let mut row = c2.next::<true>(&mut ahead, strip, 0, call.rows, o);
         if row == 0 {
             left |= 1 << strip;
@@ -228,7 +229,7 @@ struct C2<'a, const D_V: usize> {
 type Acc<const ROWS: usize> = [[[__m512; 2]; PIECES]; ROWS];
 
 impl<const D_V: usize> C2<'_, D_V> {
-    /// The next of `rows` rows, from `row` on. Returns how many; if these are the `FIRST`, 0 where O would not be finite and
+    /// The next of `rows` rows, from `row` on. Returns how many; if these are the `FIRST`, 0 where values aren't finite and O
     /// was left as it was.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
@@ -277,7 +278,11 @@ impl<const D_V: usize> C2<'_, D_V> {
             None => self.accumulate::<ROWS, false>(self.low, ahead, strip, row, &mut acc),
         }
         if FIRST && !finite(&acc) {
-            return 0;
+            let values = self.values.as_flattened().iter().map(|&row| &row[..]);
+            let columns = strip * STRIP..(strip + 1) * STRIP;
+            if !shared::finite(values, &columns) {
+                return 0;
+            }
         }
         write(&acc, o);
         ROWS

@@ -315,8 +315,8 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool> Step<'_, W, TILES, TO_L2>
     }
 
     /// C2 of a tile, one of `TILES`: the `N` rows of O from `row` on, strip by strip. Leaves the strips that are `left`, and
-    /// adds those to them in which values aren't finite. Such a V makes every row's O so, since 0 times it is NaN:
-    /// the first row of all tells.
+    /// adds those to them in which values aren't finite. Such a V makes no row's O finite, since 0 times it is NaN:
+    /// the first row of all tells where to look.
     #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     fn pv<const N: usize, const V: usize>(
@@ -399,7 +399,8 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool> Step<'_, W, TILES, TO_L2>
                 for acc in acc[0].as_flattened() {
                     wrong |= _mm512_fpclass_ps_mask::<NOT_FINITE>(*acc);
                 }
-                if wrong != 0 {
+                // SAFETY: values are valid for the columns of all strips, of which this is one by the assertion.
+                if wrong != 0 && !unsafe { stream::finite(self.values, strip) } {
                     *left |= 1 << strip;
                     continue;
                 }

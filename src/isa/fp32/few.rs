@@ -14,7 +14,7 @@ use half::bf16;
 
 use super::super::ahead::Ahead;
 use super::super::simd::{Simd, even, lanes, lanes_mut, odd, split};
-use super::super::{Left, Pv, Rows, Strips};
+use super::super::{Left, Pv, Rows, Strips, shared};
 use crate::tile::{L0a, L0b, MAX_D_V, OStrip, PANEL_ROWS, QPanel, STRIP, STile};
 
 /// Up to so many rows these kernels beat those for panels.
@@ -221,12 +221,16 @@ impl<S: Simd> Few<'_, S> {
             let mut finite = true;
             for column in (0..strips * STRIP).step_by(columns) {
                 let from = chunk * strips * STRIP + column;
-                // A V that isn't finite makes every row's O so, since 0 times it is NaN.
+                // A V that isn't finite makes no row's O finite, since 0 times it is NaN.
                 finite &= self.tile::<FIRST, PIECES>(0, from, column, o, ahead);
                 if THEN > 0 {
                     self.tile::<THEN, PIECES>(FIRST, from, column, o, ahead);
                 }
             }
+            let finite = finite || {
+                let columns = chunk * strips * STRIP..(chunk + 1) * strips * STRIP;
+                shared::finite(self.values.iter().copied(), &columns)
+            };
             if finite {
                 for (o, draft) in o.iter_mut().zip(&*self.drafts) {
                     o[..FIRST + THEN].copy_from_slice(&draft[..FIRST + THEN]);
