@@ -5,7 +5,7 @@ mod common;
 use amla::{
     Argument, Elements, Error, Options, Output, Plan, Shape, Workspace, decode, decode_on_rayon,
 };
-use common::{Case, normal, workspace};
+use common::{Case, backends, normal, workspace};
 use half::{bf16, f16};
 use rayon::ThreadPoolBuilder;
 
@@ -16,14 +16,24 @@ fn ragged() -> Case {
     case
 }
 
-/// Ragged requests, rows enough for three threads (the last of them few), and too few for two.
+/// Ragged requests, rows enough for three threads (the last of them few, one not finite), and too few for two.
 #[test]
 fn any_number_of_threads() {
     let mut rows = Case::new(1, 2, 1100, 70, (64, 64));
     rows.causal = true;
     let keys = Case::new(1, 1, 9000, 5, (64, 64));
-    for case in [ragged(), rows, keys] {
-        let options = Options::default();
+    let mut spoiled = Case::new(1, 1, 600, 70, (576, 512));
+    spoiled.q_row(0, 0, 64)[100] = bf16::NAN;
+    let cases = [ragged(), rows, keys, spoiled];
+    for (case, backend) in cases
+        .iter()
+        .flat_map(|case| backends().map(move |b| (case, b)))
+    {
+        let options = Options {
+            backend,
+            ..Options::default()
+        };
+        let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         let (want_o, want_lse) = case.run(&options);
         let problem = case.problem();
         let plan = Plan::new(&problem).unwrap();
@@ -45,7 +55,8 @@ fn any_number_of_threads() {
                     )
                 })
                 .unwrap();
-            assert!(o == want_o && lse == want_lse, "{threads} threads");
+            let same = bits(&o) == bits(&want_o) && bits(&lse) == bits(&want_lse);
+            assert!(same, "{backend:?}, {threads} threads");
         }
     }
 }
