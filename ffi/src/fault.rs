@@ -136,9 +136,7 @@ impl Fault {
             } => {
                 let numbers = Numbers {
                     value: size.into(),
-                    min: int(expected),
-                    max: int(expected),
-                    ..none
+                    ..exactly(0, expected)
                 };
                 (types::AMLA_ERROR_STRUCT_SIZE, argument, "", numbers)
             }
@@ -194,11 +192,10 @@ impl Fault {
                 len,
                 expected,
             } => {
+                let Numbers { index, .. } = at(part);
                 let numbers = Numbers {
-                    value: int(len),
-                    min: int(expected),
-                    max: int(expected),
-                    ..at(part)
+                    index,
+                    ..exactly(len, expected)
                 };
                 (types::AMLA_ERROR_WRONG_LENGTH, argument, "", numbers)
             }
@@ -215,6 +212,15 @@ fn at_least(len: usize, needed: usize) -> Numbers {
         value: int(len),
         min: int(needed),
         max: i64::MAX,
+        ..Numbers::default()
+    }
+}
+
+fn exactly(len: usize, expected: usize) -> Numbers {
+    Numbers {
+        value: int(len),
+        min: int(expected),
+        max: int(expected),
         ..Numbers::default()
     }
 }
@@ -266,15 +272,12 @@ fn parts_of(error: &Error) -> (Status, &'static str, &'static str, Numbers) {
             argument,
             len,
             expected,
-        } => {
-            let numbers = Numbers {
-                value: int(len),
-                min: int(expected),
-                max: int(expected),
-                ..none
-            };
-            (types::AMLA_ERROR_WRONG_LENGTH, argument.name(), "", numbers)
-        }
+        } => (
+            types::AMLA_ERROR_WRONG_LENGTH,
+            argument.name(),
+            "",
+            exactly(len, expected),
+        ),
         Error::Overflow {
             argument,
             dimension,
