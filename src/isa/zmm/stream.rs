@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::bits::Increment;
-use crate::isa::{STREAM_MULTIPLE, Softmax, simd, v1};
+use crate::isa::{STREAM_MULTIPLE, Softmax, shared, simd, v1};
 use crate::problem::Rescale;
 use crate::tile::{PANEL_ROWS, RowState};
 
@@ -127,22 +127,18 @@ fn forwarded(s: &[f32; KEYS]) -> __m512 {
     _mm512_insertf32x4::<3>(_mm512_insertf32x4::<2>(ab, c), d)
 }
 
-/// Whether a strip of values is finite. Asked where a sum isn't: that may be a query's doing, or O's own.
+/// [`shared::finite`] of a strip.
 ///
 /// # Safety
-/// The values are valid for reads of the strip's columns.
+/// The values are valid for reads of the strip's columns and of those before.
 #[cold]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub unsafe fn finite(values: &[[*const bf16; KEYS]], strip: usize) -> bool {
-    let infinity = _mm512_set1_epi16(bf16::INFINITY.to_bits().cast_signed());
-    let mut lines = values.as_flattened().iter().flat_map(|value| {
-        (0..STRIP / LINE).map(move |i| value.wrapping_add(strip * STRIP + i * LINE))
+    let columns = strip * STRIP..(strip + 1) * STRIP;
+    let values = values.as_flattened().iter().map(|&value| {
+        // SAFETY: the caller's promise; they aren't written while the call runs.
+        unsafe { core::slice::from_raw_parts(value, columns.end) }
     });
-    lines.all(|line| {
-        // SAFETY: the caller's promise: a line of the strip's, which is 64 bytes; no alignment needed.
-        let line = unsafe { _mm512_loadu_si512(line.cast()) };
-        _mm512_cmpeq_epi16_mask(_mm512_and_si512(line, infinity), infinity) == 0
-    })
+    shared::finite(values, &columns)
 }
 
 /// Sums or maxima of all rows, with those of the `i`th four put among them.
