@@ -171,12 +171,32 @@ impl Plan {
         self.tasks
     }
 
-    /// The parts of a problem that tasks compute, from one on.
-    pub(crate) fn tasks_from<'a>(
+    /// The parts of a problem that neighbouring tasks compute.
+    pub(crate) fn groups<'a>(
         &self,
         problem: &'a Problem<'a>,
-        task: usize,
+        tasks: Range<usize>,
     ) -> impl Iterator<Item = Group<'a>> + use<'a> {
+        let heads = self.shape.h_kv;
+        let (first, rest) = if tasks.is_empty() {
+            (problem.units(), 0)
+        } else {
+            self.locate(problem, tasks.start)
+        };
+        let units = (first..problem.units()).flat_map(move |unit| {
+            let cut = Cut::of(problem, unit);
+            let from = if unit == first { rest } else { 0 };
+            (from..heads * cut.tasks()).map(move |task| {
+                let (head, rest) = (task / cut.tasks(), task % cut.tasks());
+                let splits = cut.splits().len();
+                cut.group(problem, [unit, head, rest / splits], rest % splits)
+            })
+        });
+        units.take(tasks.len())
+    }
+
+    /// The unit that has a task, and which of its tasks that is.
+    fn locate(&self, problem: &Problem<'_>, task: usize) -> (usize, usize) {
         let heads = self.shape.h_kv;
         // The positions of a request are alike, and perhaps the requests are.
         let positions = problem.sparse.map_or(1, |_| self.shape.s_q);
@@ -190,18 +210,8 @@ impl Plan {
             rest -= positions * each(request);
             request += 1;
         }
-        let position = rest / each(request);
-        rest %= each(request);
-        let (first, _) = problem.unit(request, position);
-        (first..problem.units()).flat_map(move |unit| {
-            let cut = Cut::of(problem, unit);
-            let from = if unit == first { rest } else { 0 };
-            (from..heads * cut.tasks()).map(move |task| {
-                let (head, rest) = (task / cut.tasks(), task % cut.tasks());
-                let splits = cut.splits().len();
-                cut.group(problem, [unit, head, rest / splits], rest % splits)
-            })
-        })
+        let (unit, _) = problem.unit(request, rest / each(request));
+        (unit, rest % each(request))
     }
 
     /// FP32 numbers that each task's result takes.
@@ -457,18 +467,14 @@ fn run_checked(
     })?;
     // Before anything is written. Neighbours often are of the same request.
     let mut checked = None;
-    if tasks.is_empty() {
-        return Ok(());
-    }
-    let groups = || plan.tasks_from(problem, tasks.start).take(tasks.len());
-    for group in groups() {
+    for group in plan.groups(problem, tasks.clone()) {
         if checked != Some(group.request) {
             problem.check_pages(group.request)?;
             checked = Some(group.request);
         }
     }
     let mut before: Option<Group<'_>> = None;
-    for (group, partial) in groups().zip(partials.chunks_mut(each)) {
+    for (group, partial) in plan.groups(problem, tasks).zip(partials.chunks_mut(each)) {
         let packed = before.is_some_and(|before| before.same_rows(&group));
         run_group(&group, packed, options, workspace, partial)?;
         before = Some(group);

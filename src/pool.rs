@@ -62,13 +62,11 @@ pub fn decode_on_rayon<W: BorrowMut<Workspace> + Send>(
         write_all_lse(problem, panels, &lse, &mut output);
         return Ok(());
     }
-    if plan.tasks() > 0 {
-        let results = partials.chunks_mut(plan.partial_len());
-        let tasks = plan.tasks_from(problem, 0).zip(results);
-        each(workspaces, tasks, |workspace, (group, partial)| {
-            run_group(&group, false, options, workspace.borrow_mut(), partial)
-        })?;
-    }
+    let results = partials.chunks_mut(plan.partial_len());
+    let tasks = plan.groups(problem, 0..plan.tasks()).zip(results);
+    each(workspaces, tasks, |workspace, (group, partial)| {
+        run_group(&group, false, options, workspace.borrow_mut(), partial)
+    })?;
     let Some(panels) = pieces(problem, 1, &mut output, &mut lse) else {
         return combine(problem, plan, partials, output);
     };
