@@ -1782,7 +1782,7 @@ fn a_call_takes_little_stack(backend: Backend) {
                 case = case.separate_v();
             }
             let problem = &case.problem();
-            let (mut workspace, [o, lse]) = (workspace(), [case.sizes().0, case.sizes().1]);
+            let (mut workspace, (o, lse)) = (workspace(), case.sizes());
             let (mut o, mut lse) = (pattern(o), pattern(lse));
             let output = Output::dense(case.shape, Elements::F32(&mut o), &mut lse);
             let call = || decode(problem, &options, &mut workspace, output);

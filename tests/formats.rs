@@ -549,7 +549,6 @@ fn merging_nothing() {
     }
 }
 
-/// At once, however often.
 /// A key of no weight whose value isn't finite makes O NaN, also when it is another part's.
 #[test]
 fn merging_what_is_not_finite_and_weighs_nothing() {
@@ -567,6 +566,7 @@ fn merging_what_is_not_finite_and_weighs_nothing() {
     }
 }
 
+/// At once, however often.
 #[test]
 fn merging_no_rows() {
     let shape = Shape {
