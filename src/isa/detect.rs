@@ -77,6 +77,7 @@ mod x86 {
     const AVX512: u32 = 2;
     const AVX512_BF16: u32 = 4;
     const INTEL: u32 = 8;
+    const ZEN_4: u32 = 16;
 
     /// AVX-512 F, BW, DQ, VL and BF16, with the operating system saving the
     /// registers.
@@ -101,9 +102,10 @@ mod x86 {
     }
 
     /// Whether lines from memory are better asked into L2 than into L1d: Intel's cores have 16 slots for lines on their way to
-    /// L1d, which each request keeps for as long as memory takes, and three times as many for those to L2.
+    /// L1d, which each request keeps for as long as memory takes, and three times as many for those to L2. Zen 4's cores
+    /// gain even more by it, Zen 5's nothing (`docs/adr/0026`).
     pub fn few_l1_fills() -> bool {
-        features() & INTEL != 0
+        features() & (INTEL | ZEN_4) != 0
     }
 
     fn features() -> u32 {
@@ -118,12 +120,17 @@ mod x86 {
             return 0; // It has no CPUID.
         }
         let vendor = cpuid(0, 0);
-        let intel = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes);
-        let intel = intel.as_flattened() == b"GenuineIntel";
+        let name = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes);
+        let intel = name.as_flattened() == b"GenuineIntel";
+        let amd = name.as_flattened() == b"AuthenticAMD";
         if vendor.eax < 7 {
             return 0;
         }
-        let leaf1 = cpuid(1, 0).ecx;
+        let CpuidResult {
+            eax, ecx: leaf1, ..
+        } = cpuid(1, 0);
+        // Above 15 the family is in two parts. Zen 3, which is of the same, has no AVX-512.
+        let zen_4 = amd && (eax >> 8 & 15) + (eax >> 20 & 255) == 25;
         let [fma, osxsave, avx, f16c] = [12, 27, 28, 29].map(|n| bit(leaf1, n));
         if !osxsave {
             return 0;
@@ -146,6 +153,7 @@ mod x86 {
             (on_zmm, AVX512),
             (on_zmm && bf16, AVX512_BF16),
             (intel, INTEL),
+            (zen_4, ZEN_4),
         ] {
             found |= if has { bit } else { 0 };
         }

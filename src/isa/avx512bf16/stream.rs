@@ -6,7 +6,7 @@
 //! there (C2 of fewer than 512 columns has too few tiles of dots for that, and asks for several at once); and once
 //! more a few keys later, since a core drops what it has no slot for (`docs/adr/0026`).
 //!
-//! Intel's cores drop nothing, but requests to L1d keep its few slots for as long as memory takes: there each line is asked for
+//! On Intel's cores and Zen 4's requests to L1d keep its few slots for as long as memory takes: there each line is asked for
 //! once, into L2. With 5 rows and more, whose Q and O leave keys no room in L1d in any case, steps have 64 keys there.
 //!
 //! | stage | register tile | streams |
