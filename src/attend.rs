@@ -68,9 +68,7 @@ use crate::tile::{
 /// asked for ahead (the NPU's MTE2). With more the processor's own prefetcher keeps
 /// up, and asking again showed no gain.
 const FEW_ROWS: usize = 16;
-/// Where C1 asks for keys, so many are on their way before the one it computes on.
-const LEAD: usize = 16;
-/// Keys that one C2 asks for beyond those, where it does, so that memory isn't idle meanwhile. C1
+/// Keys that one C2 asks for beyond C1's lead, where it does, so that memory isn't idle meanwhile. C1
 /// asks for so many fewer.
 const AHEAD: usize = 64;
 
@@ -290,7 +288,8 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
     // Who asks for keys: C1, with few rows both, or C2 alone.
     let c1_asks = reads_rows && lie && group.rows.len() <= I::ASKING_ROWS;
     let both = c1_asks && group.rows.len() <= I::BOTH_ASK_ROWS;
-    let mut asked = group.keys.start + LEAD;
+    let lead = I::lead(group.rows.len());
+    let mut asked = group.keys.start + lead;
     let mut mask = [0; BLOCK_KEYS];
     let mut finite = true;
     let mut maxima = [None; SCORE_TILES];
@@ -307,7 +306,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                         problem.each_key(request, head, range.clone(), |row| keys.push(row));
                     }
                     if c1_asks {
-                        group.ahead(range.end + LEAD, &mut asked, &mut next);
+                        group.ahead(range.end + lead, &mut asked, &mut next);
                     }
                 }
                 let mut rows = Rows::NONE;

@@ -235,6 +235,12 @@ pub trait Isa: Copy {
     /// Up to so many rows [`stream`](Isa::stream) beats the stages one by one.
     const STREAM_ROWS: usize = 0;
 
+    /// Where [`qk`](Isa::qk) asks for rows to come, so many keys are on their way before the block it computes on: a few,
+    /// if it reads keys in the order in which it asks for them.
+    fn lead(_rows: usize) -> usize {
+        16
+    }
+
     /// Writes the first columns of a row as it is stored, rounded to BF16.
     fn widen(self, row: &Row<'_>, out: &mut [bf16]);
 

@@ -693,6 +693,11 @@ macro_rules! backend {
             };
             $(const STREAM_ROWS: usize = $stream::ROWS;)?
 
+            fn lead(rows: usize) -> usize {
+                // Panels read parts of all keys of a block before the next parts.
+                if rows <= fp32::few::FEW_ROWS { 16 } else { $crate::tile::BLOCK_KEYS }
+            }
+
             fn prob(self, p: &L0a, _precision: Precision, k: usize, r: usize) -> f32 {
                 fp32::prob(p, k, r)
             }
