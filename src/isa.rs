@@ -566,16 +566,16 @@ impl Backend {
         visitor.visit(portable::Portable)
     }
 
-    /// The same as on a processor that has lines asked into L2, or else as on others.
+    /// The same as on a processor that is asked for lines in that way.
     #[cfg(test)]
     #[cfg_attr(
         not(all(target_arch = "x86_64", target_feature = "sse2")),
         expect(unused_variables, reason = "for backends of x86-64")
     )]
-    pub(crate) fn with_asking<V: Visitor>(self, to_l2: bool, visitor: V) -> V::Output {
+    pub(crate) fn with_asking<V: Visitor>(self, asking: ahead::Asking, visitor: V) -> V::Output {
         #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
         if self.0 == BackendId::Avx512Bf16
-            && let Some(isa) = avx512bf16::Avx512Bf16::asking(to_l2)
+            && let Some(isa) = avx512bf16::Avx512Bf16::asking(asking)
         {
             return visitor.visit(isa);
         }

@@ -7,6 +7,18 @@ use super::simd::Simd;
 /// Elements of a cache line.
 pub const LINE: usize = 64 / size_of::<bf16>();
 
+/// How a core is asked for lines from memory.
+#[cfg(any(test, all(target_arch = "x86_64", target_feature = "sse2")))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asking {
+    /// Into L1d, and once more a few keys later, as a core drops what it has no slot for.
+    L1dTwice,
+    /// Into L2.
+    L2,
+    /// Into L2, and once more.
+    L2Twice,
+}
+
 /// Rows on their way from memory: asked for line by line in the order that they
 /// lie there, so that the processor's own prefetcher joins in, and as evenly as can be: a
 /// processor that is asked for more than memory has to give drops what is too much.

@@ -31,6 +31,7 @@ use core::arch::x86_64::*;
 use c2::Packed;
 use half::bf16;
 
+use super::ahead::Asking;
 use super::simd::{self, Simd};
 use super::v1::{self, Pairs, Rounding};
 use super::zmm::widen::{self, Round};
@@ -51,22 +52,22 @@ const PAIRS_K: usize = ascend::BASE_K / 2;
 #[derive(Clone, Copy)]
 pub struct Avx512Bf16 {
     zmm: Zmm,
-    /// Whether streams ask memory for lines into L2.
-    to_l2: bool,
+    /// How streams ask memory for lines.
+    asking: Asking,
 }
 
 impl Avx512Bf16 {
     /// The token, if the processor qualifies.
     pub fn new() -> Option<Self> {
         let zmm = Zmm::new()?;
-        let to_l2 = detect::few_l1_fills();
-        detect::has_avx512_bf16().then_some(Self { zmm, to_l2 })
+        let asking = detect::asking();
+        detect::has_avx512_bf16().then_some(Self { zmm, asking })
     }
 
-    /// The same as on processors that have lines asked into L2, or else as on others.
+    /// The same as on processors that are asked in that way.
     #[cfg(test)]
-    pub fn asking(to_l2: bool) -> Option<Self> {
-        Self::new().map(|isa| Self { to_l2, ..isa })
+    pub fn asking(asking: Asking) -> Option<Self> {
+        Self::new().map(|isa| Self { asking, ..isa })
     }
 }
 

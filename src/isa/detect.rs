@@ -5,7 +5,7 @@
 #[cfg(target_arch = "aarch64")]
 pub use aarch64::has_bf16;
 #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
-pub use x86::{few_l1_fills, has_avx2, has_avx512, has_avx512_bf16, slow_bf16_dots};
+pub use x86::{asking, has_avx2, has_avx512, has_avx512_bf16, slow_bf16_dots};
 
 #[cfg(any(
     target_arch = "aarch64",
@@ -73,6 +73,8 @@ mod aarch64 {
 mod x86 {
     use core::arch::x86_64::{__cpuid_count, _xgetbv, CpuidResult};
 
+    use crate::isa::ahead::Asking;
+
     const AVX2: u32 = 1;
     const AVX512: u32 = 2;
     const AVX512_BF16: u32 = 4;
@@ -101,11 +103,15 @@ mod x86 {
         features() & INTEL != 0
     }
 
-    /// Whether lines from memory are better asked into L2 than into L1d: Intel's cores have 16 slots for lines on their way to
-    /// L1d, which each request keeps for as long as memory takes, and three times as many for those to L2. Zen 4's cores
-    /// gain even more by it, Zen 5's nothing (`docs/adr/0026`).
-    pub fn few_l1_fills() -> bool {
-        features() & (INTEL | ZEN_4) != 0
+    /// How memory is best asked for lines: Intel's cores have 16 slots for lines on their way to L1d, which each request keeps
+    /// for as long as memory takes, and three times as many for those to L2, and drop nothing. Zen 4's gain even more by
+    /// asking into L2, but drop some, and Zen 5's gain nothing (`docs/adr/0026`).
+    pub fn asking() -> Asking {
+        match features() {
+            found if found & INTEL != 0 => Asking::L2,
+            found if found & ZEN_4 != 0 => Asking::L2Twice,
+            _ => Asking::L1dTwice,
+        }
     }
 
     fn features() -> u32 {

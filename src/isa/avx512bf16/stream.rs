@@ -7,7 +7,7 @@
 //! more a few keys later, since a core drops what it has no slot for (`docs/adr/0026`).
 //!
 //! On Intel's cores and Zen 4's requests to L1d keep its few slots for as long as memory takes: there each line is asked for
-//! once, into L2. With 5 rows and more, whose Q and O leave keys no room in L1d in any case, steps have 64 keys there.
+//! into L2; on Intel's once, as they drop nothing. With 5 rows and more, whose Q and O leave keys no room in L1d in any case, steps have 64 keys there.
 //!
 //! | stage | register tile | streams |
 //! |---|---|---|
@@ -22,7 +22,7 @@ use core::ops::Range;
 
 use super::few::{PIECES, deinterleave, interleave, interleaved};
 use super::*;
-use crate::isa::ahead::LINE;
+use crate::isa::ahead::{Asking, LINE};
 use crate::isa::zmm::requests::{self, Block, Mla, Other, Requests, Widths};
 use crate::isa::zmm::stream::{self, ByRow, GROUP, KEYS, Known};
 use crate::isa::{STREAM_KEYS, Streamed, Streams};
@@ -39,7 +39,7 @@ const SHORT: usize = 1;
 const LONG: usize = 4;
 /// Keys between a step's last and the first that it asks for: where that is into L1d, with more those at hand would leave it.
 const GAP: usize = 4;
-/// And it asks once more for those that lie so many before.
+/// And it asks once more for those that lie so many before, where a core drops requests.
 const AGAIN: usize = 6;
 
 // The last step may have a single key of the block, and asks for as many as it computes on.
@@ -83,10 +83,10 @@ pub(super) fn stream<const D_QK: usize, const D_V: usize>(
     o: &mut [OStrip],
 ) -> Streamed {
     if const { Mla::has(D_QK, D_V) } {
-        Call::of(isa.zmm, Mla, call.rows, block).stream(isa.to_l2, call, from, p, state, o)
+        Call::of(isa.zmm, Mla, call.rows, block).stream(isa.asking, call, from, p, state, o)
     } else {
         let widths = Other::of(D_QK, D_V);
-        Call::of(isa.zmm, widths, call.rows, block).stream(isa.to_l2, call, from, p, state, o)
+        Call::of(isa.zmm, widths, call.rows, block).stream(isa.asking, call, from, p, state, o)
     }
 }
 
@@ -117,7 +117,7 @@ impl<'a, W: Widths> Call<'a, W> {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     fn stream(
         &self,
-        to_l2: bool,
+        asking: Asking,
         call: &Softmax<'_>,
         from: usize,
         p: &mut L0a,
@@ -125,18 +125,23 @@ impl<'a, W: Widths> Call<'a, W> {
         o: &mut [OStrip],
     ) -> Streamed {
         let o = &mut o.as_flattened_mut()[..self.block.widths.strips() * call.rows];
-        match (to_l2, call.rows > TILE_ROWS) {
-            (false, false) => self.steps::<1, SHORT, false>(call, from, p, state, o),
-            (false, true) => self.steps::<2, SHORT, false>(call, from, p, state, o),
-            (true, false) => self.steps::<1, SHORT, true>(call, from, p, state, o),
-            (true, true) => self.steps::<2, LONG, true>(call, from, p, state, o),
+        use Asking::{L1dTwice, L2, L2Twice};
+        match (asking, call.rows > TILE_ROWS) {
+            (L1dTwice, false) => self.steps::<1, SHORT, false, true>(call, from, p, state, o),
+            (L1dTwice, true) => self.steps::<2, SHORT, false, true>(call, from, p, state, o),
+            (L2Twice, false) if W::MLA => {
+                self.steps::<1, SHORT, true, true>(call, from, p, state, o)
+            }
+            (L2Twice, true) if W::MLA => self.steps::<2, LONG, true, true>(call, from, p, state, o),
+            (L2 | L2Twice, false) => self.steps::<1, SHORT, true, false>(call, from, p, state, o),
+            (L2 | L2Twice, true) => self.steps::<2, LONG, true, false>(call, from, p, state, o),
         }
     }
 
     /// The same in steps of so many vectors of keys and over so many tiles of rows. With `TO_L2` lines to come are asked
-    /// into L2 alone.
+    /// into L2 alone; with `TWICE` a second time as well.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn steps<const TILES: usize, const VECTORS: usize, const TO_L2: bool>(
+    fn steps<const TILES: usize, const VECTORS: usize, const TO_L2: bool, const TWICE: bool>(
         &self,
         call: &Softmax<'_>,
         from: usize,
@@ -164,7 +169,7 @@ impl<'a, W: Widths> Call<'a, W> {
             // Whole vectors of keys: scores of those beyond count for nothing.
             let whole = len.next_multiple_of(KEYS);
             let asked = first + at_once + GAP;
-            let step = Step::<W, TILES, TO_L2> {
+            let step = Step::<W, TILES, TO_L2, TWICE> {
                 zmm,
                 rows,
                 widths: self.block.widths,
@@ -237,7 +242,7 @@ pub(super) fn settle(o: &mut [OStrip], rows: usize, back: bool) {
 }
 
 /// A step's keys and those to come.
-struct Step<'a, W, const TILES: usize, const TO_L2: bool> {
+struct Step<'a, W, const TILES: usize, const TO_L2: bool, const TWICE: bool> {
     zmm: Zmm,
     /// Of Q and O.
     rows: usize,
@@ -252,7 +257,9 @@ struct Step<'a, W, const TILES: usize, const TO_L2: bool> {
     asked: [(&'a [*const bf16], &'a [*const bf16]); 2],
 }
 
-impl<W: Widths, const TILES: usize, const TO_L2: bool> Step<'_, W, TILES, TO_L2> {
+impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
+    Step<'_, W, TILES, TO_L2, TWICE>
+{
     /// C1 of a tile, one of `TILES`: scores of the `N` rows from `row` on over groups of keys.
     #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
@@ -416,11 +423,12 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool> Step<'_, W, TILES, TO_L2>
     /// Asks for a line of a row to come, and mostly again for one of a row that is closer; then come those behind them.
     #[inline(always)]
     fn ask(&self, at: &mut [*const bf16; 2]) {
-        if TO_L2 {
-            self.zmm.prefetch_far(at[0]);
-        } else {
-            self.zmm.prefetch(at[0]);
-            self.zmm.prefetch(at[1]);
+        for &at in &at[..if TWICE { 2 } else { 1 }] {
+            if TO_L2 {
+                self.zmm.prefetch_far(at);
+            } else {
+                self.zmm.prefetch(at);
+            }
         }
         for at in at {
             *at = at.wrapping_add(LINE);

@@ -10,6 +10,9 @@ use crate::tile::{MAX_D_QK, MAX_D_V, STRIP};
 /// How wide keys and values are. As numbers that the compiler doesn't see they cost some instructions with each key, as
 /// constants each pair of them costs its own code: MLA's are constants.
 pub trait Widths: Copy {
+    /// Whether these are [`Mla`], worth kernels of their own for each kind of processor.
+    const MLA: bool;
+
     /// Lines of a key.
     fn lines(self) -> usize;
     /// Strips of a value, and of O.
@@ -28,6 +31,8 @@ impl Mla {
 }
 
 impl Widths for Mla {
+    const MLA: bool = true;
+
     #[inline(always)]
     fn lines(self) -> usize {
         MAX_D_QK / LINE
@@ -56,6 +61,8 @@ impl Other {
 }
 
 impl Widths for Other {
+    const MLA: bool = false;
+
     #[inline(always)]
     fn lines(self) -> usize {
         self.lines
