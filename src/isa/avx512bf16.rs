@@ -10,7 +10,7 @@
 //! load ports limit it: 10 loads per 24 dots. C1 walks the query's width in
 //! chunks of 96 (the paper's baseK): the panel's chunk is 12 KiB and stays in
 //! L1d while all keys of the block pass over it, and sums of 96 products round
-//! less than sums of 576. C2 (`c2`) holds one strip of V
+//! less than sums of 576; its tiles end a few keys at a time (`docs/adr/0027`). C2 (`c2`) holds one strip of V
 //! (24 KiB) in L1d while all rows pass over it, the first of which pack it. Peak: 64 FLOP per dot, at the
 //! rate that [`dot_loop`] measures.
 #![allow(
@@ -108,6 +108,7 @@ impl Isa for Avx512Bf16 {
         _scratch: &mut L0b,
         s: &mut STile,
     ) -> Option<Maxima> {
+        let panel = &q.0[..D_QK / 2];
         // SAFETY: the token proves the features.
         unsafe {
             match rows {
@@ -115,9 +116,9 @@ impl Isa for Avx512Bf16 {
                     few::qk::<D_QK>(self.zmm, q, rows, keys, next, s);
                     None
                 }
-                29..=32 => qk::<D_QK, 12, 2>(self.zmm, q, keys, s),
-                33..=48 => qk::<D_QK, 8, 3>(self.zmm, q, keys, s),
-                _ => qk::<D_QK, 6, 4>(self.zmm, q, keys, s),
+                29..=32 => qk::<12, 2, 4>(self.zmm, panel, keys, s),
+                33..=48 => qk::<8, 3, 4>(self.zmm, panel, keys, s),
+                _ => qk::<6, 4, 2>(self.zmm, panel, keys, s),
             }
         }
     }
@@ -242,26 +243,27 @@ fn pack_q<const D_QK: usize>(zmm: Zmm, rows: &[&[bf16]], negate: bool, panel: &m
     }
 }
 
-/// C1: all keys of the block over one chunk of the Q panel, then over the next.
+/// C1: all keys of the block over one chunk of the Q panel, `q`, then over the next. Not for each width anew:
+/// the compiler would gain nothing from knowing it.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn qk<const D_QK: usize, const KEYS: usize, const VECS: usize>(
+fn qk<const KEYS: usize, const VECS: usize, const GROUP: usize>(
     zmm: Zmm,
-    q: &QPanel,
+    q: &[[u32; PANEL_ROWS]],
     keys: &Rows<'_>,
     s: &mut STile,
 ) -> Option<Maxima> {
     let keys = keys.as_slice();
-    let last = keys.last()?;
+    let d_qk = 2 * q.len();
     let mut max = [f32::NEG_INFINITY; PANEL_ROWS];
     // A group at the end repeats the last key; nobody reads the copies.
-    let mut rows: [&[bf16; D_QK]; BLOCK_KEYS] = [&last.as_chunks().0[0]; _];
+    let mut rows = [*keys.last()?; BLOCK_KEYS];
     for (row, key) in rows.iter_mut().zip(keys) {
-        *row = &key.as_chunks().0[0];
+        *row = &key[..d_qk];
     }
     let groups = &rows.as_chunks::<KEYS>().0[..keys.len().div_ceil(KEYS)];
     // The column and the group that are asked for.
     let (mut column, mut ahead) = (0, 2);
-    for (chunk, q) in q.0[..D_QK / 2].chunks(PAIRS_K).enumerate() {
+    for (chunk, q) in q.chunks(PAIRS_K).enumerate() {
         for (group, s) in groups.iter().zip(s.0.as_chunks_mut().0) {
             while ahead >= groups.len() {
                 ahead -= groups.len();
@@ -275,56 +277,83 @@ fn qk<const D_QK: usize, const KEYS: usize, const VECS: usize>(
                 next_column: column,
             };
             ahead += 1;
-            tile.qk::<VECS>(q, s, &mut max);
+            let max = (2 * (PAIRS_K * chunk + q.len()) == d_qk).then_some(&mut max);
+            tile.qk::<VECS, GROUP>(q, s, max);
         }
     }
     Some(max)
 }
 
 /// A group of keys, and the one that is asked for meanwhile.
-struct KeyTile<'a, const D_QK: usize, const KEYS: usize> {
+struct KeyTile<'a, const KEYS: usize> {
     zmm: Zmm,
-    keys: &'a [&'a [bf16; D_QK]; KEYS],
+    keys: &'a [&'a [bf16]; KEYS],
     /// Where the chunk begins.
     column: usize,
-    next: &'a [&'a [bf16; D_QK]; KEYS],
+    next: &'a [&'a [bf16]; KEYS],
     /// Where the other's chunk does. Behind the last column: nothing is left to ask for.
     next_column: usize,
 }
 
-impl<const D_QK: usize, const KEYS: usize> KeyTile<'_, D_QK, KEYS> {
+/// Pairs at a tile's end that its keys take a few at a time.
+const LAST: usize = 8;
+
+impl<const KEYS: usize> KeyTile<'_, KEYS> {
     /// `s[key][row] (+)= sum over pairs of k[key][pair] . q[pair][row]`.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    ///
+    /// Over the last pairs `GROUP` keys go first, then as many others: scores of the former are added up and
+    /// written beside products of the latter, where all at once they would hold the next tile's up.
     ///
     /// With the last chunk the scores are whole, and `max` keeps up with the largest of each row.
-    fn qk<const VECS: usize>(
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    fn qk<const VECS: usize, const GROUP: usize>(
         &self,
         q: &[[u32; PANEL_ROWS]],
         s: &mut [[f32; PANEL_ROWS]; KEYS],
-        max: &mut Maxima,
+        mut max: Option<&mut Maxima>,
     ) {
-        assert!(self.column + 2 * q.len() <= D_QK);
+        const { assert!(KEYS.is_multiple_of(GROUP) && KEYS <= 3 * GROUP) };
         let mut acc = [[_mm512_setzero_ps(); VECS]; KEYS];
-        for (line, q) in q.chunks(LANES).enumerate() {
+        // A minimum, for the compiler not to know how many: it would unroll, and put together what hangs on
+        // each other.
+        let (most, last) = q.split_at(q.len() - q.len().min(LAST));
+        for (line, q) in most.chunks(LANES).enumerate() {
             // A few at a time: a core has room for so many lines on their way, and may drop others.
             self.ask(2 * LANES * line);
-            for (pair, q) in q.iter().enumerate() {
-                let q: [__m512bh; VECS] = core::array::from_fn(|v| load_pairs(&q.as_chunks().0[v]));
-                let column = self.column + 2 * LANES * line + 2 * pair;
-                for (acc, k) in acc.iter_mut().zip(self.keys) {
-                    // SAFETY: column + 1 < self.column + 2 * q.len() for all of q, and k holds so
-                    // many elements, asserted above; the load needs no alignment.
-                    let k = unsafe { k.as_ptr().add(column).cast::<i32>().read_unaligned() };
-                    let k = as_pairs(_mm512_set1_epi32(k));
-                    for (acc, q) in acc.iter_mut().zip(q) {
-                        *acc = _mm512_dpbf16_ps(*acc, q, k);
-                    }
-                }
-            }
+            let column = self.column + 2 * LANES * line;
+            accumulate(q, self.keys, column, &mut acc);
         }
         // The line that the chunk ends in, where it doesn't begin with one.
         self.ask(2 * PAIRS_K - 1);
+        let column = self.column + 2 * most.len();
+        self.end::<VECS, GROUP, 0>(last, column, &acc, s, max.as_deref_mut());
+        if KEYS > GROUP {
+            self.end::<VECS, GROUP, 1>(last, column, &acc, s, max.as_deref_mut());
+        }
+        if KEYS > 2 * GROUP {
+            self.end::<VECS, GROUP, 2>(last, column, &acc, s, max);
+        }
+    }
+
+    /// The last pairs of the keys from `G * GROUP` on, and what becomes of their sums. `G` is a constant for all
+    /// accumulators to be indexed by constants, as they have to be in registers.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    fn end<const VECS: usize, const GROUP: usize, const G: usize>(
+        &self,
+        q: &[[u32; PANEL_ROWS]],
+        column: usize,
+        all: &[[__m512; VECS]; KEYS],
+        s: &mut [[f32; PANEL_ROWS]; KEYS],
+        max: Option<&mut Maxima>,
+    ) {
+        let mut acc = [[_mm512_setzero_ps(); VECS]; GROUP];
+        for i in 0..GROUP {
+            acc[i] = all[G * GROUP + i];
+        }
+        accumulate(q, &self.keys.as_chunks().0[G], column, &mut acc);
+        let s: &mut [_; GROUP] = &mut s.as_chunks_mut().0[G];
         if self.column > 0 {
             for (acc, s) in acc.iter_mut().zip(&*s) {
                 for (acc, s) in acc.iter_mut().zip(s.as_chunks().0) {
@@ -337,7 +366,7 @@ impl<const D_QK: usize, const KEYS: usize> KeyTile<'_, D_QK, KEYS> {
                 store(s, acc);
             }
         }
-        if self.column + 2 * q.len() == D_QK {
+        if let Some(max) = max {
             for (v, max) in max.as_chunks_mut().0.iter_mut().take(VECS).enumerate() {
                 let mut largest = load(max);
                 for acc in &acc {
@@ -353,9 +382,34 @@ impl<const D_QK: usize, const KEYS: usize> KeyTile<'_, D_QK, KEYS> {
     /// first.
     #[inline(always)]
     fn ask(&self, element: usize) {
-        let column = (self.next_column + element).min(D_QK - 1);
+        let column = (self.next_column + element).min(self.next[0].len() - 1);
         for key in self.next {
-            self.zmm.prefetch(&raw const key[column]);
+            self.zmm.prefetch(key.as_ptr().wrapping_add(column));
+        }
+    }
+}
+
+/// `acc[key][row] += sum over pairs of k[key][pair] . q[pair][row]`, keys from `column` on.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn accumulate<const KEYS: usize, const VECS: usize>(
+    q: &[[u32; PANEL_ROWS]],
+    keys: &[&[bf16]; KEYS],
+    column: usize,
+    acc: &mut [[__m512; VECS]; KEYS],
+) {
+    assert!(keys.iter().all(|k| column + 2 * q.len() <= k.len()));
+    for (pair, q) in q.iter().enumerate() {
+        let q: [__m512bh; VECS] = core::array::from_fn(|v| load_pairs(&q.as_chunks().0[v]));
+        let column = column + 2 * pair;
+        for (acc, k) in acc.iter_mut().zip(keys) {
+            // SAFETY: column + 1 < column + 2 * q.len() for all of q, and k holds so many
+            // elements, asserted above; the load needs no alignment.
+            let k = unsafe { k.as_ptr().add(column).cast::<i32>().read_unaligned() };
+            let k = as_pairs(_mm512_set1_epi32(k));
+            for (acc, q) in acc.iter_mut().zip(q) {
+                *acc = _mm512_dpbf16_ps(*acc, q, k);
+            }
         }
     }
 }
