@@ -7,7 +7,7 @@
 //! more a few keys later, since a core drops what it has no slot for (`docs/adr/0026`).
 //!
 //! On Intel's cores and Zen 4's requests to L1d keep its few slots for as long as memory takes: there each line is asked for
-//! into L2; on Intel's once, as they drop nothing. With 5 rows and more, whose Q and O leave keys no room in L1d in any case, steps have 64 keys there.
+//! into L2; on Intel's once, as they drop nothing. With 4 rows and more, whose Q and O leave keys little room in L1d in any case, steps have 64 keys there.
 //!
 //! | stage | register tile | streams |
 //! |---|---|---|
@@ -125,16 +125,22 @@ impl<'a, W: Widths> Call<'a, W> {
         o: &mut [OStrip],
     ) -> Streamed {
         let o = &mut o.as_flattened_mut()[..self.block.widths.strips() * call.rows];
-        use Asking::{L1dTwice, L2, L2Twice};
-        match (asking, call.rows > TILE_ROWS) {
-            (L1dTwice, false) => self.steps::<1, SHORT, false, true>(call, from, p, state, o),
-            (L1dTwice, true) => self.steps::<2, SHORT, false, true>(call, from, p, state, o),
-            (L2Twice, false) if W::MLA => {
+        use Asking::{L1dTwice, L2Twice};
+        match (asking, call.rows) {
+            (L1dTwice, ..=TILE_ROWS) => {
+                self.steps::<1, SHORT, false, true>(call, from, p, state, o)
+            }
+            (L1dTwice, _) => self.steps::<2, SHORT, false, true>(call, from, p, state, o),
+            (L2Twice, ..TILE_ROWS) if W::MLA => {
                 self.steps::<1, SHORT, true, true>(call, from, p, state, o)
             }
-            (L2Twice, true) if W::MLA => self.steps::<2, LONG, true, true>(call, from, p, state, o),
-            (L2 | L2Twice, false) => self.steps::<1, SHORT, true, false>(call, from, p, state, o),
-            (L2 | L2Twice, true) => self.steps::<2, LONG, true, false>(call, from, p, state, o),
+            (L2Twice, TILE_ROWS) if W::MLA => {
+                self.steps::<1, LONG, true, true>(call, from, p, state, o)
+            }
+            (L2Twice, _) if W::MLA => self.steps::<2, LONG, true, true>(call, from, p, state, o),
+            (_, ..TILE_ROWS) => self.steps::<1, SHORT, true, false>(call, from, p, state, o),
+            (_, TILE_ROWS) => self.steps::<1, LONG, true, false>(call, from, p, state, o),
+            (_, _) => self.steps::<2, LONG, true, false>(call, from, p, state, o),
         }
     }
 
@@ -187,9 +193,15 @@ impl<'a, W: Widths> Call<'a, W> {
                     let row = tile * tile_rows;
                     let group = group..group + some;
                     match tile_rows.min(rows - row) {
-                        1 if TILES == 1 => step.qk::<1, VECTORS>(group, row, self.q, &mut s),
-                        2 => step.qk::<2, VECTORS>(group, row, self.q, &mut s),
-                        3 => step.qk::<3, VECTORS>(group, row, self.q, &mut s),
+                        1 if const { TILES == 1 && VECTORS == SHORT } => {
+                            step.qk::<1, VECTORS>(group, row, self.q, &mut s)
+                        }
+                        2 if const { TILES == 2 || VECTORS == SHORT } => {
+                            step.qk::<2, VECTORS>(group, row, self.q, &mut s)
+                        }
+                        3 if const { TILES == 2 || VECTORS == SHORT } => {
+                            step.qk::<3, VECTORS>(group, row, self.q, &mut s)
+                        }
                         _ => step.qk::<4, VECTORS>(group, row, self.q, &mut s),
                     }
                 }
@@ -202,9 +214,15 @@ impl<'a, W: Widths> Call<'a, W> {
             for tile in 0..TILES {
                 let row = tile * tile_rows;
                 match tile_rows.min(rows - row) {
-                    1 if TILES == 1 => step.pv::<1, VECTORS>(row, &probs, &mut all, o),
-                    2 => step.pv::<2, VECTORS>(row, &probs, &mut all, o),
-                    3 => step.pv::<3, VECTORS>(row, &probs, &mut all, o),
+                    1 if const { TILES == 1 && VECTORS == SHORT } => {
+                        step.pv::<1, VECTORS>(row, &probs, &mut all, o)
+                    }
+                    2 if const { TILES == 2 || VECTORS == SHORT } => {
+                        step.pv::<2, VECTORS>(row, &probs, &mut all, o)
+                    }
+                    3 if const { TILES == 2 || VECTORS == SHORT } => {
+                        step.pv::<3, VECTORS>(row, &probs, &mut all, o)
+                    }
                     _ => step.pv::<4, VECTORS>(row, &probs, &mut all, o),
                 }
             }

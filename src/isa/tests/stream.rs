@@ -148,7 +148,12 @@ impl Way {
 
     /// Keys after which a call may end, and another begin, with the same bits: sums are of a step's.
     fn step(self, rows: usize) -> usize {
-        if rows > 4 && self.asking != Asking::L1dTwice {
+        let first = if self.backend.id() == BackendId::Avx512Bf16 {
+            4
+        } else {
+            5
+        };
+        if rows >= first && self.asking != Asking::L1dTwice {
             64
         } else {
             16
