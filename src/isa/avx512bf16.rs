@@ -88,6 +88,11 @@ impl Isa for Avx512Bf16 {
         unsafe { pack_q::<D_QK>(self.zmm, rows, negate, panel) }
     }
 
+    fn pack_stream_q<const D_QK: usize>(self, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
+        // SAFETY: the token proves the features.
+        unsafe { stream::pack_q::<D_QK>(self, rows, negate, panel) }
+    }
+
     fn pack_v<const D_V: usize>(
         self,
         values: &[&[bf16]],

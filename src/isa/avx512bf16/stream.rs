@@ -7,7 +7,11 @@
 //! more a few keys later, since a core drops what it has no slot for (`docs/adr/0026`).
 //!
 //! On Intel's cores and Zen 4's requests to L1d keep its few slots for as long as memory takes: there each line is asked for
-//! into L2; on Intel's once, as they drop nothing. With 4 rows and more, whose Q and O leave keys little room in L1d in any case, steps have 64 keys there.
+//! into L2; on Intel's once, as they drop nothing. With 5 rows and more (on Zen 4 with 4), whose Q and O leave keys little room in L1d
+//! in any case, steps have 64 keys there.
+//!
+//! Intel's cores do multiply-adds at twice the rate of dots. With 2 to 4 rows, where memory limits, C1 and C2 widen keys there and
+//! have the same bits from those ([`widens`]).
 //!
 //! | stage | register tile | streams |
 //! |---|---|---|
@@ -20,10 +24,10 @@
 
 use core::ops::Range;
 
-use super::few::{PIECES, deinterleave, interleave, interleaved};
+use super::few::{self, PIECES, deinterleave, interleave, interleaved};
 use super::*;
 use crate::isa::ahead::{Asking, LINE};
-use crate::isa::zmm::requests::{self, Block, Mla, Other, Requests, Widths};
+use crate::isa::zmm::requests::{self, Block, Lines, Mla, Other, Requests, Widths};
 use crate::isa::zmm::stream::{self, ByRow, GROUP, KEYS, Known};
 use crate::isa::{STREAM_KEYS, Streamed, Streams};
 use crate::problem::Rescale;
@@ -52,6 +56,8 @@ struct Probs<const V: usize> {
     whole: ByRow<V>,
     /// Rounded, row by row, and what that took.
     parts: [[[[u32; PAIRS]; V]; ROWS]; 2],
+    /// Rounded, in FP32.
+    rounded: ByRow<V>,
     /// Parts that count.
     len: usize,
     /// The rows of whose largest that counts too.
@@ -90,10 +96,47 @@ pub(super) fn stream<const D_QK: usize, const D_V: usize>(
     }
 }
 
+/// Whether C1 and C2 of so many rows widen keys and have multiply-adds, with the same bits as dots: where memory limits, on
+/// Intel's cores, whose multiply-adds are twice as fast. With one row it would gain nothing.
+fn widens(asking: Asking, rows: usize) -> bool {
+    asking == Asking::L2 && (2..=TILE_ROWS).contains(&rows)
+}
+
+/// [`Isa::pack_stream_q`]: row-major, from the panel's start; and behind it the same in FP32, of each vector of pairs
+/// the numbers of even index and then those of odd index, where C1 takes those.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub(super) fn pack_q<const D_QK: usize>(
+    isa: Avx512Bf16,
+    rows: &[&[bf16]],
+    negate: bool,
+    panel: &mut QPanel,
+) {
+    few::pack_q::<D_QK>(rows, negate, panel);
+    if widens(isa.asking, rows.len()) {
+        let (q, wide) = panel
+            .0
+            .as_flattened_mut()
+            .split_at_mut(rows.len() * D_QK / 2);
+        let wide: &mut [f32] = bytemuck::cast_slice_mut(wide);
+        for (q, [even, odd]) in q
+            .as_chunks()
+            .0
+            .iter()
+            .zip(wide.as_chunks_mut().0.as_chunks_mut().0)
+        {
+            let q = simd::split(isa.zmm, from_pairs(load_pairs(q)));
+            store(even, q[0]);
+            store(odd, q[1]);
+        }
+    }
+}
+
 /// What all steps have.
 struct Call<'a, W> {
     zmm: Zmm,
     q: &'a [u32],
+    /// The same as [`pack_q`] widens it, or what lies there.
+    wide: &'a [f32],
     block: Block<'a, W>,
 }
 
@@ -108,6 +151,9 @@ impl<'a, W: Widths> Call<'a, W> {
         Self {
             zmm,
             q: &block.q.0.as_flattened()[..rows * D_QK / 2],
+            wide: bytemuck::cast_slice(
+                &block.q.0.as_flattened()[rows * D_QK / 2..][..rows.min(TILE_ROWS) * D_QK],
+            ),
             block: Block::of(widths, block),
         }
     }
@@ -125,7 +171,7 @@ impl<'a, W: Widths> Call<'a, W> {
         o: &mut [OStrip],
     ) -> Streamed {
         let o = &mut o.as_flattened_mut()[..self.block.widths.strips() * call.rows];
-        use Asking::{L1dTwice, L2Twice};
+        use Asking::{L1dTwice, L2, L2Twice};
         match (asking, call.rows) {
             (L1dTwice, ..=TILE_ROWS) => {
                 self.steps::<1, SHORT, false, true>(call, from, p, state, o)
@@ -138,7 +184,9 @@ impl<'a, W: Widths> Call<'a, W> {
                 self.steps::<1, LONG, true, true>(call, from, p, state, o)
             }
             (L2Twice, _) if W::MLA => self.steps::<2, LONG, true, true>(call, from, p, state, o),
-            (_, ..TILE_ROWS) => self.steps::<1, SHORT, true, false>(call, from, p, state, o),
+            (L2, ..=TILE_ROWS) | (_, ..TILE_ROWS) => {
+                self.steps::<1, SHORT, true, false>(call, from, p, state, o)
+            }
             (_, TILE_ROWS) => self.steps::<1, LONG, true, false>(call, from, p, state, o),
             (_, _) => self.steps::<2, LONG, true, false>(call, from, p, state, o),
         }
@@ -161,6 +209,7 @@ impl<'a, W: Widths> Call<'a, W> {
         let mut probs = Probs {
             whole: ByRow([[[0.0; KEYS]; VECTORS]; _]),
             parts: [[[[0; PAIRS]; VECTORS]; ROWS]; 2],
+            rounded: ByRow([[[0.0; KEYS]; VECTORS]; _]),
             len: if call.precision == Precision::Bf16x2 {
                 2
             } else {
@@ -194,15 +243,15 @@ impl<'a, W: Widths> Call<'a, W> {
                     let group = group..group + some;
                     match tile_rows.min(rows - row) {
                         1 if const { TILES == 1 && VECTORS == SHORT } => {
-                            step.qk::<1, VECTORS>(group, row, self.q, &mut s)
+                            step.qk::<1, VECTORS>(group, row, self.q, self.wide, &mut s)
                         }
                         2 if const { TILES == 2 || VECTORS == SHORT } => {
-                            step.qk::<2, VECTORS>(group, row, self.q, &mut s)
+                            step.qk::<2, VECTORS>(group, row, self.q, self.wide, &mut s)
                         }
                         3 if const { TILES == 2 || VECTORS == SHORT } => {
-                            step.qk::<3, VECTORS>(group, row, self.q, &mut s)
+                            step.qk::<3, VECTORS>(group, row, self.q, self.wide, &mut s)
                         }
-                        _ => step.qk::<4, VECTORS>(group, row, self.q, &mut s),
+                        _ => step.qk::<4, VECTORS>(group, row, self.q, self.wide, &mut s),
                     }
                 }
             }
@@ -278,6 +327,9 @@ struct Step<'a, W, const TILES: usize, const TO_L2: bool, const TWICE: bool> {
 impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
     Step<'_, W, TILES, TO_L2, TWICE>
 {
+    /// Whether several rows have multiply-adds: where [`widens`] holds, with MLA's widths (others are asked so on Zen 4 as well).
+    const WIDENS: bool = W::MLA && TILES == 1 && TO_L2 && !TWICE;
+
     /// C1 of a tile, one of `TILES`: scores of the `N` rows from `row` on over groups of keys.
     #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
@@ -286,12 +338,18 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
         groups: Range<usize>,
         row: usize,
         q: &[u32],
+        wide: &[f32],
         s: &mut ByRow<V>,
     ) {
         let (zmm, rows) = (self.zmm, self.rows);
         let pairs = self.widths.lines() * LANES;
         assert!(q.len() == rows * pairs && self.half_lines <= self.widths.lines() / 2);
         let q = &q[row * pairs..][..N * pairs];
+        let wide = if Self::WIDENS {
+            &wide[..2 * N * pairs]
+        } else {
+            &[]
+        };
         // A group asks for two rows to come: where there are two tiles, each for one of them.
         const { assert!(requests::ROWS == 2 * (KEYS / GROUP)) };
         let second = usize::from(row > 0);
@@ -312,6 +370,32 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
                     self.ask(&mut asked);
                     if TILES == 1 {
                         self.ask(&mut asked);
+                    }
+                    if Self::WIDENS && N > 1 {
+                        let mut wide_keys = [[_mm512_setzero_ps(); 2]; GROUP];
+                        for k in 0..GROUP {
+                            // SAFETY: a key is valid for as many lines as `widths` says, and v is one of them by the assertion;
+                            // no alignment needed.
+                            let key = unsafe { _mm512_loadu_si512(keys[k].add(v * LINE).cast()) };
+                            wide_keys[k] = simd::split(zmm, key);
+                        }
+                        // As a dot adds: the odd product first.
+                        for half in [1, 0] {
+                            for r in 0..N {
+                                // SAFETY: `wide` has twice the pairs of N rows in numbers, by the slicing above, and v is one of the
+                                // vectors that those of a row fill, by the assertion; no alignment needed.
+                                let q = unsafe {
+                                    _mm512_loadu_ps(
+                                        wide.as_ptr()
+                                            .add((r * pairs + v * LANES) * 2 + half * LANES),
+                                    )
+                                };
+                                for k in 0..GROUP {
+                                    acc[k][r] = _mm512_fmadd_ps(q, wide_keys[k][half], acc[k][r]);
+                                }
+                            }
+                        }
+                        continue;
                     }
                     let mut q_pairs = [as_pairs(_mm512_setzero_si512()); N];
                     for r in 0..N {
@@ -353,6 +437,7 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
     ) {
         assert!(o.len() == self.widths.strips() * self.rows && self.values.len() <= V);
         let parts = &probs.parts[..probs.len];
+        let rounded: &[_; N] = &probs.rounded.0[row..].as_chunks().0[0];
         let carried = probs.carried >> row & ((1 << N) - 1);
         // Where there are two tiles, each asks for half of the rows.
         let asked = self.asked.map(|(_, rows)| {
@@ -375,6 +460,16 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
             for (vector, values) in self.values.iter().enumerate() {
                 let time = strip * self.values.len() + vector;
                 let mut lines = requests.time(time, PAIRS, |at| self.ask(at));
+                if Self::WIDENS && N > 1 && parts.len() == 1 {
+                    acc = self.add_wide(
+                        strip,
+                        values,
+                        &rounded.each_ref().map(|p| &p[vector]),
+                        &mut lines,
+                        acc,
+                    );
+                    continue;
+                }
                 let pairs: &[_; PAIRS] = &values.as_chunks().0.as_chunks().0[0];
                 let mut add_pair = |k: usize, low: Option<&[[[u32; PAIRS]; V]; ROWS]>| {
                     lines.ask(|at| self.ask(at));
@@ -436,6 +531,37 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
                 }
             }
         }
+    }
+
+    /// C2 of a strip and a vector of keys by multiply-adds, with the same bits as by dots.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    fn add_wide<const N: usize>(
+        &self,
+        strip: usize,
+        values: &[*const bf16; KEYS],
+        p: &[&[f32; KEYS]; N],
+        lines: &mut Lines<2>,
+        mut acc: [[[__m512; 2]; PIECES]; N],
+    ) -> [[[__m512; 2]; PIECES]; N] {
+        assert!(strip < self.widths.strips());
+        for k in 0..PAIRS {
+            lines.ask(|at| self.ask(at));
+            // As a dot adds: the odd product first.
+            for key in [2 * k + 1, 2 * k] {
+                // SAFETY: values are valid for the columns of all strips, of which this is one by the assertion.
+                let v = unsafe { widened(values[key], strip) };
+                for r in 0..N {
+                    let p = _mm512_set1_ps(p[r][key]);
+                    for i in 0..PIECES {
+                        for j in 0..2 {
+                            acc[r][i][j] = _mm512_fmadd_ps(p, v[i][j], acc[r][i][j]);
+                        }
+                    }
+                }
+            }
+        }
+        acc
     }
 
     /// Asks for a line of a row to come, and mostly again for one of a row that is closer; then come those behind them.
@@ -522,6 +648,7 @@ fn softmax<const V: usize>(
             let high = _mm512_cvtneps_pbh(prob);
             let mut kept = _mm512_cvtpbh_ps(high);
             probs.parts[0][r][v] = words(high);
+            store(&mut probs.rounded.0[r][v], kept);
             if whole {
                 let rest = _mm512_cvtneps_pbh(_mm512_sub_ps(prob, kept));
                 probs.parts[1][r][v] = words(rest);

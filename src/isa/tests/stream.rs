@@ -148,11 +148,7 @@ impl Way {
 
     /// Keys after which a call may end, and another begin, with the same bits: sums are of a step's.
     fn step(self, rows: usize) -> usize {
-        let first = if self.backend.id() == BackendId::Avx512Bf16 {
-            4
-        } else {
-            5
-        };
+        let first = if self.asking == Asking::L2Twice { 4 } else { 5 };
         if rows >= first && self.asking != Asking::L1dTwice {
             64
         } else {
@@ -357,7 +353,8 @@ fn streams_go_on() {
     }
 }
 
-/// With few rows processors differ in what memory is asked for, and not in a bit of the results.
+/// With few rows processors differ in what memory is asked for, and in whether dots or multiply-adds of widened numbers are
+/// taken, and not in a bit of the results.
 #[test]
 fn what_is_asked_for_does_not_show() {
     let (q, keys) = (
