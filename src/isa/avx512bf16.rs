@@ -41,8 +41,8 @@ use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
 use crate::tile::{
-    BLOCK_KEYS, BLOCK_PAIRS, L0a, L0b, MAX_D_V, OStrip, PANEL_ROWS, QPanel, Residuals, RowState,
-    STRIP, STile, VBuffer, ascend,
+    BLOCK_KEYS, BLOCK_PAIRS, L0a, L0b, MAX_D_QK, MAX_D_V, OStrip, PANEL_ROWS, QPanel, Residuals,
+    RowState, STRIP, STile, VBuffer, ascend,
 };
 
 /// Feature pairs of one visit to the Q panel.

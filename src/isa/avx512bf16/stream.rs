@@ -10,8 +10,8 @@
 //! into L2; on Intel's once, as they drop nothing. With 5 rows and more (on Zen 4 with 4), whose Q and O leave keys little room in L1d
 //! in any case, steps have 64 keys there.
 //!
-//! Intel's cores do multiply-adds at twice the rate of dots. With 2 to 4 rows, where memory limits, C1 and C2 widen keys there and
-//! have the same bits from those ([`widens`]).
+//! Intel's cores do multiply-adds at twice the rate of dots. There C1 of 2 to 4 rows, with MLA's widths, widens keys, and so does C2
+//! unless P is in two parts. They have the bits of dots but where those make zeros of subnormal numbers ([`widens`]).
 //!
 //! | stage | register tile | streams |
 //! |---|---|---|
@@ -56,7 +56,7 @@ struct Probs<const V: usize> {
     whole: ByRow<V>,
     /// Rounded, row by row, and what that took.
     parts: [[[[u32; PAIRS]; V]; ROWS]; 2],
-    /// Rounded, in FP32.
+    /// Rounded, in FP32, where C2 has multiply-adds.
     rounded: ByRow<V>,
     /// Parts that count.
     len: usize,
@@ -96,10 +96,10 @@ pub(super) fn stream<const D_QK: usize, const D_V: usize>(
     }
 }
 
-/// Whether C1 and C2 of so many rows widen keys and have multiply-adds, with the same bits as dots: where memory limits, on
+/// Whether so many rows of such a width have multiply-adds of widened keys, with the bits of dots (subnormal numbers apart): on
 /// Intel's cores, whose multiply-adds are twice as fast. With one row it would gain nothing.
-fn widens(asking: Asking, rows: usize) -> bool {
-    asking == Asking::L2 && (2..=TILE_ROWS).contains(&rows)
+const fn widens(asking: Asking, rows: usize, d_qk: usize) -> bool {
+    matches!(asking, Asking::L2) && rows >= 2 && rows <= TILE_ROWS && d_qk == MAX_D_QK
 }
 
 /// [`Isa::pack_stream_q`]: row-major, from the panel's start; and behind it the same in FP32, of each vector of pairs
@@ -112,7 +112,7 @@ pub(super) fn pack_q<const D_QK: usize>(
     panel: &mut QPanel,
 ) {
     few::pack_q::<D_QK>(rows, negate, panel);
-    if widens(isa.asking, rows.len()) {
+    if widens(isa.asking, rows.len(), D_QK) {
         let (q, wide) = panel
             .0
             .as_flattened_mut()
@@ -255,7 +255,8 @@ impl<'a, W: Widths> Call<'a, W> {
                     }
                 }
             }
-            softmax(zmm, call, first, len, &s, state, &mut probs);
+            let wide = const { Step::<W, TILES, TO_L2, TWICE>::WIDENS };
+            softmax(zmm, call, first, len, &s, wide, state, &mut probs);
             if state.increment[..rows].iter().any(|&n| n != 0) {
                 stream::advance(zmm, &state.increment[..rows], o);
             }
@@ -345,6 +346,7 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
         let pairs = self.widths.lines() * LANES;
         assert!(q.len() == rows * pairs && self.half_lines <= self.widths.lines() / 2);
         let q = &q[row * pairs..][..N * pairs];
+        debug_assert!(!Self::WIDENS || row == 0);
         let wide = if Self::WIDENS {
             &wide[..2 * N * pairs]
         } else {
@@ -533,7 +535,7 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
         }
     }
 
-    /// C2 of a strip and a vector of keys by multiply-adds, with the same bits as by dots.
+    /// C2 of a strip and a vector of keys by multiply-adds.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     fn add_wide<const N: usize>(
@@ -626,15 +628,17 @@ fn add(o: &mut [__m512; 2], v: &[__m512i; 2], p: u32) {
     }
 }
 
-/// V1 of the keys from `first` on, `len` of them.
+/// V1 of the keys from `first` on, `len` of them; if `wide`, with what is rounded in FP32 as well.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+#[expect(clippy::too_many_arguments, reason = "called in one place")]
 fn softmax<const V: usize>(
     zmm: Zmm,
     call: &Softmax<'_>,
     first: usize,
     len: usize,
     s: &ByRow<V>,
+    wide: bool,
     state: &mut RowState,
     probs: &mut Probs<V>,
 ) {
@@ -648,7 +652,9 @@ fn softmax<const V: usize>(
             let high = _mm512_cvtneps_pbh(prob);
             let mut kept = _mm512_cvtpbh_ps(high);
             probs.parts[0][r][v] = words(high);
-            store(&mut probs.rounded.0[r][v], kept);
+            if wide {
+                store(&mut probs.rounded.0[r][v], kept);
+            }
             if whole {
                 let rest = _mm512_cvtneps_pbh(_mm512_sub_ps(prob, kept));
                 probs.parts[1][r][v] = words(rest);
