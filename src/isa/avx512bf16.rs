@@ -33,9 +33,9 @@ use half::bf16;
 
 use super::ahead::Asking;
 use super::simd::{self, Simd};
-use super::v1::{self, Pairs, Rounding};
-use super::zmm::widen::{self, Round};
-use super::zmm::{self, LANES, NOT_FINITE, Zmm, load_row, load_words, store_pairs};
+use super::v1::{self, Pairs};
+use super::zmm::dots::{self, Dots, as_pairs, from_pairs, load_pairs};
+use super::zmm::{self, LANES, NOT_FINITE, Zmm, load_row, store_pairs};
 use super::{Close, Isa, Left, Maxima, Pv, Rows, Softmax, Streamed, Streams, Strips, detect};
 use crate::bits::Increment;
 use crate::format::Row;
@@ -52,6 +52,7 @@ const PAIRS_K: usize = ascend::BASE_K / 2;
 #[derive(Clone, Copy)]
 pub struct Avx512Bf16 {
     zmm: Zmm,
+    dots: Dots,
     /// How streams ask memory for lines.
     asking: Asking,
 }
@@ -59,9 +60,11 @@ pub struct Avx512Bf16 {
 impl Avx512Bf16 {
     /// The token, if the processor qualifies.
     pub fn new() -> Option<Self> {
-        let zmm = Zmm::new()?;
-        let asking = detect::asking();
-        detect::has_avx512_bf16().then_some(Self { zmm, asking })
+        Some(Self {
+            zmm: Zmm::new()?,
+            dots: Dots::new()?,
+            asking: detect::asking(),
+        })
     }
 
     /// The same as on processors that are asked in that way.
@@ -80,7 +83,7 @@ impl Isa for Avx512Bf16 {
 
     fn widen(self, row: &Row<'_>, out: &mut [bf16]) {
         // SAFETY: the token proves the features.
-        unsafe { widen_row(self, row, out) }
+        unsafe { dots::widen_row(self.zmm, self.dots, row, out) }
     }
 
     fn pack_q<const D_QK: usize>(self, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
@@ -221,20 +224,6 @@ impl Isa for Avx512Bf16 {
     fn dot_loop(self, iterations: u64) -> u64 {
         // SAFETY: the token proves the features.
         unsafe { dot_loop(iterations) }
-    }
-}
-
-/// With the processor's own conversion.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn widen_row(isa: Avx512Bf16, row: &Row<'_>, out: &mut [bf16]) {
-    widen::widen(isa.zmm, isa, row, out);
-}
-
-impl Round for Avx512Bf16 {
-    #[inline(always)]
-    fn round(self, low: __m512, high: __m512) -> __m512i {
-        // SAFETY: the token proves the features.
-        unsafe { from_pairs(_mm512_cvtne2ps_pbh(high, low)) }
     }
 }
 
@@ -422,39 +411,7 @@ fn accumulate<const KEYS: usize, const VECS: usize>(
 /// V1, with the processor's own conversion and dots.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn softmax(isa: Avx512Bf16, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
-    v1::softmax(isa.zmm, Pairs(isa), call, s, p, state);
-}
-
-impl Rounding<Zmm> for Avx512Bf16 {
-    #[inline(always)]
-    fn round(self, _simd: Zmm, [even, odd]: [__m512; 2]) -> __m512i {
-        // Word 2i from word i of the even key, 2i + 1 from word i of the odd one,
-        // which the conversion leaves 16 words further.
-        const INTERLEAVE: [u16; 32] = {
-            let mut index = [0; 32];
-            let mut i = 0;
-            while i < 16 {
-                index[2 * i as usize] = i;
-                index[2 * i as usize + 1] = i + 16;
-                i += 1;
-            }
-            index
-        };
-        // SAFETY: the token proves the features.
-        unsafe {
-            let halves = _mm512_cvtne2ps_pbh(odd, even);
-            _mm512_permutexvar_epi16(load_words(&INTERLEAVE), from_pairs(halves))
-        }
-    }
-
-    #[inline(always)]
-    fn add(self, _simd: Zmm, sum: __m512, pairs: __m512i) -> __m512 {
-        // SAFETY: the token proves the features.
-        unsafe {
-            let ones = as_pairs(_mm512_set1_epi32(0x3f80_3f80));
-            _mm512_dpbf16_ps(sum, as_pairs(pairs), ones)
-        }
-    }
+    v1::softmax(isa.zmm, Pairs::<Dots>(isa.dots), call, s, p, state);
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
@@ -499,25 +456,4 @@ fn load(x: &[f32; LANES]) -> __m512 {
 fn store(to: &mut [f32; LANES], x: __m512) {
     // SAFETY: 16 f32 are 64 bytes; no alignment needed.
     unsafe { _mm512_storeu_ps(to.as_mut_ptr(), x) }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn load_pairs(x: &[u32; LANES]) -> __m512bh {
-    // SAFETY: 16 u32 are 64 bytes; no alignment needed.
-    as_pairs(unsafe { _mm512_loadu_si512(x.as_ptr().cast()) })
-}
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn as_pairs(x: __m512i) -> __m512bh {
-    // SAFETY: both are 64 bytes of which every pattern is a value.
-    unsafe { core::mem::transmute(x) }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn from_pairs(x: __m512bh) -> __m512i {
-    // SAFETY: both are 64 bytes of which every pattern is a value.
-    unsafe { core::mem::transmute(x) }
 }

@@ -1,6 +1,7 @@
 //! The vectors of AVX-512, for the backends that have them: 16 FP32 lanes.
 #![allow(unsafe_code, reason = "pointer loads and feature-gated intrinsics")]
 
+pub mod dots;
 pub mod requests;
 pub mod stream;
 pub mod widen;
