@@ -176,6 +176,22 @@ fn widen_keys<I: Isa>(isa: I, group: &Group<'_>, keys: Range<usize>, memory: &mu
     put_together(isa, group.problem.k_widths(), parts, memory);
 }
 
+/// Keys of a group, as they lie.
+#[inline(never)]
+fn gather_keys<'a>(group: &Group<'a>, keys: Range<usize>, rows: &mut Rows<'a>) {
+    let problem = group.problem;
+    rows.clear();
+    problem.each_key(group.request, group.head, keys, |row| rows.push(row));
+}
+
+/// Values of a group, as they lie.
+#[inline(never)]
+fn gather_values<'a>(group: &Group<'a>, keys: Range<usize>, rows: &mut Rows<'a>) {
+    let problem = group.problem;
+    rows.clear();
+    problem.each_value(group.request, group.head, keys, |row| rows.push(row));
+}
+
 /// One call of the kernel.
 pub struct Task<'a> {
     /// What to attend to what.
@@ -299,11 +315,8 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                 let (block, panel) = (i / panels, i % panels);
                 let range = group.block(block);
                 if panel == 0 {
-                    let (request, head) = (group.request, group.head);
                     if as_they_lie {
-                        let keys = &mut keys[block % in_flight];
-                        keys.clear();
-                        problem.each_key(request, head, range.clone(), |row| keys.push(row));
+                        gather_keys(group, range.clone(), &mut keys[block % in_flight]);
                     }
                     if c1_asks {
                         group.ahead(range.end + lead, &mut asked, &mut next);
@@ -348,10 +361,8 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                 let (block, panel) = (i / panels, i % panels);
                 let range = group.block(block);
                 if panel == 0 {
-                    let (request, head) = (group.request, group.head);
                     if !one_row && !reuse {
-                        values.clear();
-                        problem.each_value(request, head, range.clone(), |row| values.push(row));
+                        gather_values(group, range.clone(), &mut values);
                     }
                     if both {
                         group.ahead(asked + AHEAD, &mut asked, &mut next);
