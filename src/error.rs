@@ -280,7 +280,8 @@ pub enum Error {
         align: usize,
     },
     /// The processor lacks what this backend needs, or the backend belongs to
-    /// another architecture.
+    /// another architecture, or the process may not use what it needs
+    /// ([`Backend::permit_amx`](crate::Backend::permit_amx)).
     BackendUnavailable {
         /// The name of what was asked for.
         backend: &'static str,
@@ -409,7 +410,11 @@ impl fmt::Display for Error {
                 write!(f, "{} is not aligned to {align} bytes", argument.name())
             }
             Self::BackendUnavailable { backend } => {
-                write!(f, "backend {backend} can't run on this processor")
+                write!(f, "backend {backend} can't run on this processor")?;
+                match backend {
+                    "amx" => f.write_str(", or this process may not use it"),
+                    _ => Ok(()),
+                }
             }
         }
     }

@@ -26,6 +26,14 @@ mod simd;
 mod tests;
 mod v1;
 
+// Small tiles are smaller than those of the processor.
+#[cfg(all(
+    target_arch = "x86_64",
+    target_pointer_width = "64",
+    target_feature = "sse2",
+    not(amla_tiles = "small")
+))]
+mod amx;
 #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
 mod asimd;
 // A build without SSE2 is for code that may not touch vector registers at all, a kernel's, and the
@@ -296,7 +304,7 @@ pub trait Isa: Copy {
 
     /// C2: rescales O by integer addition while loading it, and adds `P V`.
     ///
-    /// `o` holds `D_V / 64` strips. V must be finite. Returns the strips that it left because
+    /// `o` holds `D_V / 64` strips; rows beyond the last, up to a multiple of 16, hold anything then. V must be finite. Returns the strips that it left because
     /// P or O isn't.
     fn pv<const D_V: usize>(
         self,
@@ -400,6 +408,9 @@ pub enum BackendId {
     Avx512,
     /// AVX-512 with BF16 dot products (`vdpbf16ps`).
     Avx512Bf16,
+    /// AMX with BF16 products of tiles (`tdpbf16ps`), on Linux, where the process may use it
+    /// ([`Backend::permit_amx`]). Groups of up to 4 rows have the kernels of [`Avx512Bf16`](Self::Avx512Bf16).
+    Amx,
     /// NEON.
     Neon,
     /// NEON with BF16 matrix products (`bfmmla`).
@@ -409,11 +420,12 @@ pub enum BackendId {
 impl BackendId {
     /// All of them, architecture by architecture, the slowest first where instructions issue at
     /// the same rate. Those of another architecture than the build's are never available.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Portable,
         Self::Avx2,
         Self::Avx512,
         Self::Avx512Bf16,
+        Self::Amx,
         Self::Neon,
         Self::NeonBf16,
     ];
@@ -426,6 +438,7 @@ impl BackendId {
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
             Self::Avx512Bf16 => "avx512bf16",
+            Self::Amx => "amx",
             Self::Neon => "neon",
             Self::NeonBf16 => "neonbf16",
         }
@@ -455,11 +468,18 @@ impl BackendId {
             Self::Avx512 => zmm::Zmm::new().is_some(),
             #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
             Self::Avx512Bf16 => avx512bf16::Avx512Bf16::new().is_some(),
+            #[cfg(all(
+                target_arch = "x86_64",
+                target_pointer_width = "64",
+                target_feature = "sse2",
+                not(amla_tiles = "small")
+            ))]
+            Self::Amx => amx::Amx::new().is_some(),
             #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
             Self::Neon => true,
             #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
             Self::NeonBf16 => neonbf16::NeonBf16::new().is_some(),
-            // Another architecture's.
+            // Another architecture's, or not in this build.
             _ => false,
         }
     }
@@ -481,7 +501,7 @@ impl Backend {
             .map_or(Self(BackendId::Portable), Self)
     }
 
-    /// That backend and no other.
+    /// That backend and no other (but for [very few rows of AMX](BackendId::Amx)).
     ///
     /// # Errors
     /// [`Error::BackendUnavailable`] if the processor lacks its instructions.
@@ -491,6 +511,35 @@ impl Backend {
         } else {
             Err(Error::BackendUnavailable { backend: id.name() })
         }
+    }
+
+    /// Asks Linux to let this process use AMX, and returns whether it may then: whether
+    /// [`BackendId::Amx`] can be requested, and is what [`detect`](Self::detect) finds.
+    ///
+    /// Linux doesn't let a process unless it asks, since from then on a signal takes 8 KiB more of its thread's
+    /// stack: it refuses where a thread's alternate stack ([`sigaltstack`]) is too small for that, and such stacks afterwards.
+    /// So the program has to decide, before it first detects a backend. The permission holds for all threads, and
+    /// stays. Where there is no AMX, nothing is asked.
+    ///
+    /// Whether there is one already, [`detect`](Self::detect) and [`request`](Self::request) find out by the system call
+    /// `arch_prctl`, on processors that have AMX: a filter of system calls has to let it return.
+    ///
+    /// [`sigaltstack`]: https://man7.org/linux/man-pages/man2/sigaltstack.2.html
+    pub fn permit_amx() -> bool {
+        #[cfg(all(
+            target_arch = "x86_64",
+            target_pointer_width = "64",
+            target_feature = "sse2",
+            not(amla_tiles = "small")
+        ))]
+        return detect::permit_amx();
+        #[cfg(not(all(
+            target_arch = "x86_64",
+            target_pointer_width = "64",
+            target_feature = "sse2",
+            not(amla_tiles = "small")
+        )))]
+        false
     }
 
     /// Which one it is.
@@ -529,6 +578,17 @@ impl Backend {
         self.with(Add(xs, increment));
     }
 
+    /// Whose kernels take a group of so many rows. A tile has 16: memory limits few of them, and what takes those a few
+    /// keys at a time is faster (`docs/adr/0018`).
+    pub(crate) const fn for_rows(self, rows: usize) -> Self {
+        const FEW: usize = 4;
+        match self.0 {
+            // Who has the one has the other.
+            BackendId::Amx if rows <= FEW => Self(BackendId::Avx512Bf16),
+            _ => self,
+        }
+    }
+
     /// Calls `visitor` with the backend's token; the selection happens here,
     /// once per call of the library.
     pub(crate) fn with<V: Visitor>(self, visitor: V) -> V::Output {
@@ -544,6 +604,12 @@ impl Backend {
         }
         #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
         match self.0 {
+            #[cfg(all(target_pointer_width = "64", not(amla_tiles = "small")))]
+            BackendId::Amx => {
+                if let Some(isa) = amx::Amx::new() {
+                    return visitor.visit(isa);
+                }
+            }
             BackendId::Avx512Bf16 => {
                 if let Some(isa) = avx512bf16::Avx512Bf16::new() {
                     return visitor.visit(isa);

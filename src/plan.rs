@@ -371,7 +371,7 @@ pub fn decode_group(
         } else {
             group.problem.len(group.request)
         };
-        options.backend.with(Task {
+        options.backend.for_rows(group.planned_rows).with(Task {
             group: &Group {
                 keys,
                 reach,
@@ -490,7 +490,7 @@ pub fn run_group(
     workspace: &mut Workspace,
     partial: &mut [f32],
 ) -> Result<(), Error> {
-    options.backend.with(Task {
+    options.backend.for_rows(group.planned_rows).with(Task {
         group,
         options,
         tiles: &mut workspace.tiles,

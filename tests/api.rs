@@ -896,8 +896,31 @@ fn workspace_of_bytes() {
     assert!(bytes.iter().all(|&byte| byte == 0x5a));
 }
 
+/// Tiles have sixteen rows: up to four are another's.
+#[test]
+fn amx_leaves_very_few_rows_to_dots() {
+    let [Some(amx), Some(dots)] = [BackendId::Amx, BackendId::Avx512Bf16].map(common::backend)
+    else {
+        return;
+    };
+    for (h_q, same) in [(1, true), (4, true), (5, false), (257, false)] {
+        let case = Case::new(1, 1, 1031, h_q, MEDIUM);
+        for (tiles, dots) in modes(amx).iter().zip(&modes(dots)) {
+            let got = decoded(&case.problem(), tiles);
+            let want = decoded(&case.problem(), dots);
+            assert_eq!(got == want, same, "{h_q}");
+            // A last row alone, in tasks as in one call.
+            assert_eq!(combined(&case.problem(), tiles), got, "{h_q}");
+        }
+    }
+}
+
 #[test]
 fn backends_are_requested_by_name() {
+    // So that no other test's asking comes between.
+    let amx = Backend::permit_amx();
+    assert_eq!(Backend::request(BackendId::Amx).is_ok(), amx);
+    assert!(!amx || Backend::detect().id() == BackendId::Amx);
     assert!(Backend::request(Backend::detect().id()).is_ok());
     assert_eq!(Backend::default(), Backend::detect());
     assert_eq!(Options::default().backend, Backend::detect());
@@ -909,7 +932,12 @@ fn backends_are_requested_by_name() {
             Err(error) => assert_eq!(error, Error::BackendUnavailable { backend: id.name() }),
         }
         let error = Error::BackendUnavailable { backend: id.name() };
-        let text = format!("backend {} can't run on this processor", id.name());
+        let permit = if id == BackendId::Amx {
+            ", or this process may not use it"
+        } else {
+            ""
+        };
+        let text = format!("backend {} can't run on this processor{permit}", id.name());
         assert_eq!(error.to_string(), text);
     }
 }

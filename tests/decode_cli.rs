@@ -38,6 +38,8 @@ fn bundled_problem_as_a_file() {
     assert_eq!(names(&folder), ["out.safetensors"]);
 
     assert_eq!(record["problem"], "minilm_l2_512");
+    // As the example does.
+    Backend::permit_amx();
     assert_eq!(record["backend"], Backend::detect().id().name());
     assert_eq!(record["rescale"], "exact");
     assert_eq!(record["precision"], "bf16");
@@ -591,10 +593,12 @@ fn sparse_attention_to_ragged_caches() {
 fn sparse_attention_to_all_keys_is_dense() {
     // Sparse, each position is a group of its own: one kernel takes its rows and those of both.
     // Of `avx512` that is so with up to 4 rows, from 5 to 16, and from 17 on. Of `avx512bf16`, where it is
-    // the default, up to 3, from 4 to 8 (on Zen 5 up to 8) and from 9 on to 28.
+    // the default, up to 3, from 4 to 8 (on Zen 5 up to 8) and from 9 on to 28; of `amx` from 5 on.
+    Backend::permit_amx();
     let some = match Backend::detect().id() {
         BackendId::Avx512Bf16 => [1, 4, 10, 14],
         BackendId::Avx512 => [2, 5, 8, 20],
+        BackendId::Amx => [1, 5, 8, 20],
         _ => [2, 4, 8, 20],
     };
     for heads in some {
@@ -1574,6 +1578,7 @@ fn malformed_command_lines_are_refused() {
         refused(decode().args(args).current_dir(&folder), why);
         assert_eq!(names(&folder), ["in.safetensors"], "{args:?}");
     }
+    Backend::permit_amx();
     for id in BackendId::ALL {
         if Backend::request(id).is_err() {
             let name = id.name();

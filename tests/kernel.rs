@@ -569,13 +569,15 @@ fn unaligned_slices(backend: Backend) {
 
 fn subnormals(backend: Backend) {
     // The dot instructions read them as zeros; neither may disturb the rest.
-    let mut case = Case::new(1, 1, 300, 4, SMALL).separate_v();
-    for k in 0..300 {
-        case.value(0, k)[0] = bf16::from_bits(0x0001);
-        case.value(0, k)[1] = bf16::from_bits(0x807f);
-        case.key(0, k)[2] = bf16::from_bits(0x0040);
+    for (h_q, dims) in [(4, SMALL), (17, SMALL), (3, MLA), (6, MLA)] {
+        let mut case = Case::new(1, 1, 300, h_q, dims).separate_v();
+        for k in 0..300 {
+            case.value(0, k)[0] = bf16::from_bits(0x0001);
+            case.value(0, k)[1] = bf16::from_bits(0x807f);
+            case.key(0, k)[2] = bf16::from_bits(0x0040);
+        }
+        case.check(backend);
     }
-    case.check(backend);
 }
 
 /// Whole calls against the table of bounds, few rows and panels, one split and several.

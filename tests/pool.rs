@@ -85,6 +85,8 @@ fn outputs_of_any_order_and_format() {
             (0, [d_v, b * h_q * d_v, b * d_v]),
         ] {
             let len = b * s_q * h_q * (d_v + gap) + b * s_q * 5;
+            // Whatever other tests ask for.
+            let options = &Options::default();
             let run = |o: Elements<'_>, on_rayon: bool| {
                 let mut lse = vec![-7.5; b * s_q * h_q];
                 let output = Output {
@@ -93,7 +95,6 @@ fn outputs_of_any_order_and_format() {
                     lse_strides: [s_q * h_q, 1, h_q],
                     ..Output::dense(case.shape, o, &mut lse)
                 };
-                let options = &Options::default();
                 if on_rayon {
                     let mut partials = vec![f32::NAN; plan.tasks() * plan.partial_len()];
                     let mut workspaces = [workspace(), workspace()];

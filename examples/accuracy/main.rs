@@ -41,6 +41,7 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<(), String> {
+    Backend::permit_amx();
     let backend = match cli.backend {
         Some(id) => Backend::request(id).map_err(|error| error.to_string())?,
         None => Backend::detect(),

@@ -182,6 +182,7 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), String> {
+    Backend::permit_amx();
     let mut options = Options {
         precision: args.precision,
         ..Options::default()

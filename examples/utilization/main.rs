@@ -46,6 +46,7 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<(), String> {
+    Backend::permit_amx();
     let options = Options {
         backend: match cli.backend {
             Some(id) => Backend::request(id).map_err(|e| e.to_string())?,

@@ -141,6 +141,7 @@ fn rounded(problem: &Problem, options: &Options, o: &[u32]) {
 pub fn with_problem(data: &[u8], use_it: impl FnOnce(&Problem, &Call)) {
     let mut draw = Draw::new(data);
     let draw = &mut draw;
+    Backend::permit_amx();
     let call = Call {
         options: Options {
             backend: Backend::detect(),

@@ -68,10 +68,13 @@ impl Arithmetic {
             },
             probability: match (options.backend.id(), options.precision) {
                 // As docs/algorithm.md has it.
-                (BackendId::Avx512Bf16 | BackendId::NeonBf16, Precision::Bf16) => 2.0_f64.powi(-8),
-                (BackendId::Avx512Bf16 | BackendId::NeonBf16, Precision::Bf16x2) => {
-                    2.0_f64.powi(-17)
+                (BackendId::Avx512Bf16 | BackendId::Amx | BackendId::NeonBf16, Precision::Bf16) => {
+                    2.0_f64.powi(-8)
                 }
+                (
+                    BackendId::Avx512Bf16 | BackendId::Amx | BackendId::NeonBf16,
+                    Precision::Bf16x2,
+                ) => 2.0_f64.powi(-17),
                 // P whole.
                 _ => 0.0,
             },
@@ -80,6 +83,7 @@ impl Arithmetic {
             steps: match options.backend.id() {
                 BackendId::Avx512 => &[(4, 16), (16, 64)],
                 BackendId::Avx512Bf16 => &[(8, 16)],
+                BackendId::Amx => &[(4, 16)],
                 _ => &[],
             },
             tiny: f32::MIN_POSITIVE.into(),

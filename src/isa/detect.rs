@@ -6,6 +6,13 @@
 pub use aarch64::has_bf16;
 #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
 pub use x86::{asking, has_avx2, has_avx512, has_avx512_bf16, slow_bf16_dots};
+#[cfg(all(
+    target_arch = "x86_64",
+    target_pointer_width = "64",
+    target_feature = "sse2",
+    not(amla_tiles = "small")
+))]
+pub use x86::{has_amx, permit_amx};
 
 #[cfg(any(
     target_arch = "aarch64",
@@ -29,6 +36,88 @@ mod cached {
         let asked = ask() | ASKED;
         FEATURES.store(asked, Relaxed);
         asked
+    }
+}
+
+/// Linux lets a process use AMX's tiles once it has asked to, as signal frames grow by 8 KiB
+/// (Documentation/arch/x86/xstate.rst): without, the first instruction on a tile kills it.
+#[cfg(all(
+    target_arch = "x86_64",
+    target_pointer_width = "64",
+    target_feature = "sse2",
+    not(amla_tiles = "small"),
+    target_os = "linux"
+))]
+mod tiles {
+    use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+    const ARCH_PRCTL: usize = 158;
+    const ARCH_GET_XCOMP_PERM: usize = 0x1022;
+    const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
+    /// The tiles' data among the registers that a processor saves.
+    const XTILEDATA: usize = 18;
+
+    /// That it was granted: it isn't taken back.
+    static PERMITTED: AtomicBool = AtomicBool::new(false);
+
+    /// Whether this process may. Asks anew until it does: the permission may come at any time.
+    pub fn permitted() -> bool {
+        if PERMITTED.load(Relaxed) {
+            return true;
+        }
+        let mut granted = 0_u64;
+        // SAFETY: this call writes 8 bytes to its second argument, an exclusively borrowed u64.
+        let status =
+            unsafe { arch_prctl(ARCH_GET_XCOMP_PERM, (&raw mut granted).expose_provenance()) };
+        let granted = status == 0 && granted >> XTILEDATA & 1 != 0;
+        if granted {
+            PERMITTED.store(true, Relaxed);
+        }
+        granted
+    }
+
+    /// Asks for it.
+    pub fn permit() -> bool {
+        // SAFETY: this call touches no memory of the process; that signal frames grow is what the caller asks for.
+        permitted() || unsafe { arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA) } == 0 && permitted()
+    }
+
+    /// # Safety
+    /// As the kernel documents the call; a number that it doesn't know is answered with an error.
+    unsafe fn arch_prctl(code: usize, argument: usize) -> isize {
+        let status;
+        // SAFETY: Linux's calls take their number in RAX and arguments in RDI and RSI, return in RAX, and change
+        // RCX and R11 alone; what this one does to memory is the caller's to know.
+        unsafe {
+            core::arch::asm!(
+                "syscall",
+                inlateout("rax") ARCH_PRCTL => status,
+                in("rdi") code,
+                in("rsi") argument,
+                lateout("rcx") _,
+                lateout("r11") _,
+                options(nostack)
+            );
+        }
+        status
+    }
+}
+
+/// Elsewhere nobody has tried.
+#[cfg(all(
+    target_arch = "x86_64",
+    target_pointer_width = "64",
+    target_feature = "sse2",
+    not(amla_tiles = "small"),
+    not(target_os = "linux")
+))]
+mod tiles {
+    pub const fn permitted() -> bool {
+        false
+    }
+
+    pub const fn permit() -> bool {
+        false
     }
 }
 
@@ -80,6 +169,7 @@ mod x86 {
     const AVX512_BF16: u32 = 4;
     const INTEL: u32 = 8;
     const ZEN_4: u32 = 16;
+    const AMX: u32 = 32;
 
     /// AVX-512 F, BW, DQ, VL and BF16, with the operating system saving the
     /// registers.
@@ -95,6 +185,19 @@ mod x86 {
     /// The same without BF16.
     pub fn has_avx512() -> bool {
         features() & AVX512 != 0
+    }
+
+    /// AMX-TILE and AMX-BF16, with the operating system saving tiles and letting this process use them, and what
+    /// [`has_avx512_bf16`] asks for.
+    #[cfg(all(target_pointer_width = "64", not(amla_tiles = "small")))]
+    pub fn has_amx() -> bool {
+        features() & AMX != 0 && super::tiles::permitted()
+    }
+
+    /// The same after asking the operating system to let this process.
+    #[cfg(all(target_pointer_width = "64", not(amla_tiles = "small")))]
+    pub fn permit_amx() -> bool {
+        features() & AMX != 0 && super::tiles::permit()
     }
 
     /// Whether FP32 multiply-adds of 512 bits outrun BF16 dots of 512 bits: on Intel's
@@ -147,9 +250,18 @@ mod x86 {
         let ymm = saved & 0b110 == 0b110;
         // And opmask, the upper halves of ZMM0-15, and ZMM16-31.
         let zmm = saved & 0b1110_0110 == 0b1110_0110;
+        // And what tiles are configured as, and their data.
+        let tmm = saved & 0x6_0000 == 0x6_0000;
         let leaf7 = cpuid(7, 0);
         let [integers, f, dq, bw, vl] = [5, 16, 17, 30, 31].map(|n| bit(leaf7.ebx, n));
         let bf16 = leaf7.eax >= 1 && bit(cpuid(7, 1).eax, 5);
+        let [amx_bf16, amx_tile] = [22, 24].map(|n| bit(leaf7.edx, n));
+        // Eight tiles of 16 rows x 64 bytes, in the first palette.
+        let large = vendor.eax >= 0x1d && {
+            let palette = cpuid(0x1d, 1);
+            palette.ebx & 0xffff >= 64 && palette.ebx >> 16 >= 8 && palette.ecx & 0xffff >= 16
+        };
+        let on_tiles = tmm && amx_bf16 && amx_tile && large;
         let on_ymm = ymm && avx && integers && fma && f16c;
         // The kernels for AVX-512 use the earlier instructions too.
         let on_zmm = on_ymm && zmm && f && dq && bw && vl;
@@ -160,6 +272,7 @@ mod x86 {
             (on_zmm && bf16, AVX512_BF16),
             (intel, INTEL),
             (zen_4, ZEN_4),
+            (on_zmm && bf16 && on_tiles, AMX),
         ] {
             found |= if has { bit } else { 0 };
         }

@@ -83,6 +83,11 @@ impl Visitor for Run<'_> {
             ub,
             ..
         } = &mut tiles.tiles;
+        // Whatever lies there doesn't matter, NaN neither.
+        l1.v = [[Tile([[u32::MAX; _]; _]); _]; _];
+        (l0a.high, l0a.low) = (Tile([[u32::MAX; _]; _]), Tile([[u32::MAX; _]; _]));
+        *l0b = [Tile([[f32::NAN; _]; _]); _];
+        *l0c = [Tile([[f32::NAN; _]; _]); _];
         let q: Vec<_> = self.q.chunks(MAX_D_QK).take(self.rows).collect();
         let (mut keys, mut values) = (Rows::NONE, Rows::NONE);
         keys.gather(self.keys.chunks(MAX_D_QK).take(self.len));
@@ -124,7 +129,7 @@ impl Visitor for Run<'_> {
         let packing = (self.rows == PANEL_ROWS).then(|| {
             let mut o = start;
             isa.settle(&mut o, self.rows, true);
-            let v = core::mem::replace(&mut l1.v, [[Tile([[0; _]; _]); _]; _]);
+            let v = core::mem::replace(&mut l1.v, [[Tile([[u32::MAX; _]; _]); _]; _]);
             let next = keys.as_slice();
             let (finite, left) =
                 isa.pv_packing::<MAX_D_V>(&call, l0a, &values, next, &mut l1.v, l0b, &mut o);
@@ -153,6 +158,7 @@ impl Visitor for Run<'_> {
 /// (`tests/common/mod.rs`).
 fn backends() -> impl Iterator<Item = Backend> {
     let chosen = std::env::var("AMLA_TEST_BACKEND").unwrap_or_default();
+    Backend::permit_amx();
     BackendId::ALL
         .into_iter()
         .filter(move |id| chosen.is_empty() || chosen == id.name())
@@ -161,7 +167,10 @@ fn backends() -> impl Iterator<Item = Backend> {
 
 /// Whether the backend keeps P in FP32.
 fn keeps_p_whole(backend: Backend) -> bool {
-    !matches!(backend.id(), BackendId::Avx512Bf16 | BackendId::NeonBf16)
+    !matches!(
+        backend.id(),
+        BackendId::Avx512Bf16 | BackendId::Amx | BackendId::NeonBf16
+    )
 }
 
 /// `sum` and the products of a pair, as the backend's dots add them.
@@ -169,6 +178,21 @@ fn add_pair(backend: Backend, sum: f32, [odd, even]: [f32; 2]) -> f32 {
     match backend.id() {
         BackendId::NeonBf16 => add_to_odd(sum, add_to_odd(odd, even)),
         _ => sum + odd + even,
+    }
+}
+
+/// `sum` and products by pairs, 16 of those at a time, as tiles add them: the odd ones and the even ones
+/// apart.
+fn add_tiles(mut sum: f32, mut products: impl Iterator<Item = [f32; 2]>) -> f32 {
+    loop {
+        let (mut odds, mut evens, mut any) = (0.0, 0.0, false);
+        for [odd, even] in products.by_ref().take(16) {
+            (odds, evens, any) = (odds + odd, evens + even, true);
+        }
+        if !any {
+            return sum;
+        }
+        sum += evens + odds;
     }
 }
 
@@ -261,21 +285,95 @@ fn scores_have_the_same_bits_everywhere_but_in_few_rows() {
                         );
                         continue;
                     }
-                    let mut want = 0.0;
-                    for start in (0..MAX_D_QK).step_by(ascend::BASE_K) {
-                        let mut chunk = 0.0;
-                        for pair in (start..start + ascend::BASE_K).step_by(2) {
-                            // Exact products; of a pair, the odd one first.
-                            let products = [product(pair + 1), product(pair)];
-                            chunk = add_pair(backend, chunk, products);
+                    // Exact products; of a pair, the odd one first.
+                    let pairs = |start: usize, len: usize| {
+                        let pairs = (start..start + len).step_by(2);
+                        pairs.map(|pair| [product(pair + 1), product(pair)])
+                    };
+                    let want = if backend.id() == BackendId::Amx {
+                        add_tiles(0.0, pairs(0, MAX_D_QK))
+                    } else {
+                        let mut want = 0.0;
+                        for start in (0..MAX_D_QK).step_by(ascend::BASE_K) {
+                            let mut chunk = 0.0;
+                            for products in pairs(start, ascend::BASE_K) {
+                                chunk = add_pair(backend, chunk, products);
+                            }
+                            want += chunk;
                         }
-                        want += chunk;
-                    }
+                        want
+                    };
                     assert_eq!(score.to_bits(), f32::to_bits(want), "{backend:?} {r} {k}");
                 }
             }
         }
     }
+}
+
+/// C1 of keys wherever they lie.
+struct Scores<'a, const D_QK: usize> {
+    q: &'a [bf16],
+    rows: usize,
+    keys: &'a [&'a [bf16]],
+}
+
+impl<const D_QK: usize> Visitor for Scores<'_, D_QK> {
+    type Output = Vec<[f32; PANEL_ROWS]>;
+
+    fn visit<I: Isa>(self, isa: I) -> Self::Output {
+        let mut workspace: Box<Workspace> = bytemuck::zeroed_box();
+        let Tiles { l1, l0b, l0c, .. } = &mut workspace.tiles;
+        let q: Vec<_> = self.q.chunks(D_QK).take(self.rows).collect();
+        let mut keys = Rows::NONE;
+        keys.gather(self.keys.iter().copied());
+        isa.pack_q::<D_QK>(&q, false, &mut l1.q[0]);
+        isa.qk::<D_QK>(&l1.q[0], self.rows, &keys, &[], l0b, &mut l0c[0]);
+        l0c[0].0[..self.keys.len()].to_vec()
+    }
+}
+
+fn keys_may_lie_anywhere<const D_QK: usize>() {
+    const LINE: usize = 32;
+    let q = numbers(31, PANEL_ROWS * D_QK);
+    let memory = numbers(32, 2 * BLOCK_KEYS * D_QK + 2 * LINE);
+    let line = memory.as_ptr().align_offset(64);
+    // Where the n-th key lies; the rest are distances that some have, or none.
+    let places: [&dyn Fn(usize) -> usize; 8] = [
+        &|n| n,
+        &|n| 2 * n,
+        &|n| BLOCK_KEYS - 1 - n,
+        &|_| 7,
+        &|n| if n < 16 { n } else { 2 * n - 16 },
+        &|n| if n % 32 < 16 { n } else { n ^ 15 },
+        &|n| 37 * n % BLOCK_KEYS,
+        &|n| if n == BLOCK_KEYS / 2 { 0 } else { n },
+    ];
+    for backend in backends() {
+        for (rows, len) in [(5, 16), (48, 100), (64, 192)] {
+            let (rows, len) = (rows.min(PANEL_ROWS), len.min(BLOCK_KEYS));
+            for (start, place) in [0, 8]
+                .iter()
+                .flat_map(|s| places.map(|place| (line + s, place)))
+            {
+                let key = |n| &memory[start + place(n) * D_QK..][..D_QK];
+                let keys: Vec<_> = (0..len).map(key).collect();
+                let copies: Vec<Vec<_>> = keys.iter().map(|key| key.to_vec()).collect();
+                let apart: Vec<_> = copies.iter().map(|key| &key[..]).collect();
+                let q = &q;
+                let scores = |keys| backend.with(Scores::<D_QK> { q, rows, keys });
+                let (got, want) = (scores(&keys), scores(&apart));
+                for (got, want) in got.iter().zip(&want) {
+                    assert_eq!(got[..rows], want[..rows], "{backend:?} {rows} {len}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn keys_lie_anywhere() {
+    keys_may_lie_anywhere::<MAX_D_QK>();
+    keys_may_lie_anywhere::<320>();
 }
 
 #[test]
@@ -387,6 +485,74 @@ fn check_softmax(got: &Stages, rows: usize, mask: Option<&Mask>, rounding: f64) 
     }
 }
 
+/// V1 of two blocks: P of either, whether any largest P was whole, and the sums after each.
+struct TwoBlocks<'a>(&'a [[[f32; PANEL_ROWS]; BLOCK_KEYS]; 2], Precision);
+
+impl Visitor for TwoBlocks<'_> {
+    type Output = [(Vec<[f32; PANEL_ROWS]>, bool, RowState); 2];
+
+    fn visit<I: Isa>(self, isa: I) -> Self::Output {
+        let Self(scores, precision) = self;
+        let mut workspace: Box<Workspace> = bytemuck::zeroed_box();
+        let Tiles { l0a, l0c, ub, .. } = &mut workspace.tiles;
+        // What another call left.
+        l0a.residuals.p = [0x3f80; _];
+        ub[0] = RowState::START;
+        scores.each_ref().map(|scores| {
+            l0c[0].0 = *scores;
+            let call = Softmax {
+                rows: PANEL_ROWS,
+                keys: BLOCK_KEYS,
+                scale: 1.0,
+                mask: None,
+                maxima: None,
+                rescale: Rescale::Exact,
+                precision,
+            };
+            isa.softmax(&call, &l0c[0], l0a, &mut ub[0]);
+            let prob = |k| core::array::from_fn(|r| isa.prob(l0a, precision, k, r));
+            let whole = l0a.residuals.p.iter().any(|&p| p != 0);
+            ((0..BLOCK_KEYS).map(prob).collect(), whole, ub[0])
+        })
+    }
+}
+
+#[test]
+fn the_largest_is_whole_where_it_counts() {
+    // A peak that carries each row, in another place; then nothing that counts.
+    let mut scores = [
+        [[-3.1; PANEL_ROWS]; BLOCK_KEYS],
+        [[-9.3; PANEL_ROWS]; BLOCK_KEYS],
+    ];
+    for r in 0..PANEL_ROWS {
+        scores[0][3 * r % BLOCK_KEYS][r] = 7.7;
+        scores[1][5 * r % BLOCK_KEYS][r] = -8.7;
+    }
+    for precision in [Precision::Bf16, Precision::Bf16x2] {
+        for backend in backends().filter(|&backend| !keeps_p_whole(backend)) {
+            let blocks = backend.with(TwoBlocks(&scores, precision));
+            let mut sum = [0.0_f64; PANEL_ROWS];
+            for (p, _, state) in &blocks {
+                for r in 0..PANEL_ROWS {
+                    sum[r] += p.iter().map(|p| f64::from(p[r])).sum::<f64>();
+                    let kept = f64::from(state.rounded_sum[r]);
+                    // Equal terms round alike.
+                    assert!(
+                        (kept - sum[r]).abs() <= 2e-5 * sum[r],
+                        "{backend:?} {precision:?} {r}: {kept} {}",
+                        sum[r]
+                    );
+                }
+            }
+            if precision == Precision::Bf16 {
+                let [(_, first, _), (_, second, _)] = blocks;
+                assert!(first);
+                assert_eq!(second, backend.id() != BackendId::Amx);
+            }
+        }
+    }
+}
+
 #[test]
 fn products_have_the_same_bits_everywhere() {
     let (q, keys) = (numbers(7, 64 * MAX_D_QK), numbers(8, BLOCK_KEYS * MAX_D_QK));
@@ -420,25 +586,32 @@ fn products_have_the_same_bits_everywhere() {
                         let word = l0a.residuals.p[r];
                         let largest =
                             2 * l0a.residuals.pair[r] as usize + usize::from(word > 0xffff);
-                        let rounded = half_of(l0a.high.0[largest / 2][r], largest);
-                        p[largest] = bf16_widen(rounded);
-                        (largest, bf16_widen(half_of(word, largest)))
+                        let residual = bf16_widen(half_of(word, largest));
+                        // Exact: together they have less than twice a BF16's bits.
+                        p[largest] -= residual;
+                        (largest, residual)
                     });
                     for column in 0..MAX_D_V {
                         let (mut want, mut fused) = (start, start);
-                        for pair in (0..len).step_by(2) {
-                            let product = |k: usize| match k < len {
-                                true => (p[k], values[k * MAX_D_V + column].to_f32()),
-                                false => (0.0, 0.0),
-                            };
-                            let terms = [product(pair + 1), product(pair)];
-                            want = add_pair(backend, want, terms.map(|(p, v)| p * v));
-                            fused = terms.into_iter().fold(fused, |o, (p, v)| p.mul_add(v, o));
+                        let product = |k: usize| match k < len {
+                            true => (p[k], values[k * MAX_D_V + column].to_f32()),
+                            false => (0.0, 0.0),
+                        };
+                        let pairs = (0..len).step_by(2);
+                        let pairs = pairs.map(|pair| [product(pair + 1), product(pair)]);
+                        if backend.id() == BackendId::Amx {
+                            want = add_tiles(start, pairs.map(|terms| terms.map(|(p, v)| p * v)));
+                        } else {
+                            for terms in pairs {
+                                want = add_pair(backend, want, terms.map(|(p, v)| p * v));
+                                fused = terms.into_iter().fold(fused, |o, (p, v)| p.mul_add(v, o));
+                            }
                         }
                         // What keeps P whole fuses, or doesn't; else all products are exact.
                         if let Some((largest, residual)) = residual {
-                            want += residual * values[largest * MAX_D_V + column].to_f32();
-                            fused = want;
+                            let value = values[largest * MAX_D_V + column].to_f32();
+                            (want, fused) =
+                                (want + residual * value, residual.mul_add(value, want));
                         }
                         let got = got.o[column / STRIP][r][column % STRIP];
                         assert!(
@@ -450,9 +623,45 @@ fn products_have_the_same_bits_everywhere() {
                         assert_eq!(*left, Left::NOTHING);
                         assert_eq!(o, &got.o, "{backend:?} {rows} {len}");
                     }
-                    // What lies beyond the rows is somebody else's.
-                    for r in rows..PANEL_ROWS {
+                    // What lies beyond the rows, or their tiles, is somebody else's.
+                    let tile = if backend.id() == BackendId::Amx {
+                        16
+                    } else {
+                        1
+                    };
+                    for r in rows.next_multiple_of(tile)..PANEL_ROWS {
                         assert_eq!(got.o[0][r], [0.75; STRIP]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn who_packs_values_does_not_matter() {
+    let (q, keys) = (
+        numbers(17, 64 * MAX_D_QK),
+        numbers(18, BLOCK_KEYS * MAX_D_QK),
+    );
+    let values = numbers(19, BLOCK_KEYS * MAX_D_V);
+    let increments = [Increment::pow2(-1).bits(); PANEL_ROWS];
+    let lens = [1, 33, 95, 96, 97, 130, 191, 192];
+    for len in lens.into_iter().filter(|&len| len <= BLOCK_KEYS) {
+        for (rows, increment) in [(5, None), (17, Some(&increments)), (64, Some(&increments))] {
+            for precision in [Precision::Bf16, Precision::Bf16x2] {
+                for backend in backends() {
+                    let rows = rows.min(PANEL_ROWS);
+                    let got = backend.with(Run {
+                        precision,
+                        increment,
+                        ..run(&q, &keys, &values, rows, len)
+                    });
+                    for (o, left) in [&got.direct, &got.packing].into_iter().flatten() {
+                        assert_eq!(*left, Left::NOTHING);
+                        for (o, want) in o.iter().zip(&got.o) {
+                            assert_eq!(o[..rows], want[..rows], "{backend:?} {rows} {len}");
+                        }
                     }
                 }
             }

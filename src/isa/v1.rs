@@ -10,6 +10,8 @@ use crate::tile::{BLOCK_KEYS, BLOCK_PAIRS, L0a, PANEL_ROWS, Residuals, RowState,
 pub trait Keep<S: Simd>: Copy {
     /// Whether C2 takes it as V1 computes it, so that there is no rounding to make up for.
     const WHOLE: bool;
+    /// The share of the row's sum so far from which on what rounding takes from the block's largest P is kept.
+    const COUNTS: f32 = 0.0;
 
     /// Keeps two keys' probabilities, of a pair and a vector of the rows, with `LOW` what
     /// their rounding takes as well, and adds what was kept to `sum` if there is one.
@@ -65,12 +67,14 @@ pub trait Rounding<S: Simd>: Copy {
     not(all(target_arch = "x86_64", target_feature = "sse2")),
     allow(dead_code, reason = "for backends of other processors")
 )]
-/// Rounded.
+/// Rounded. From what share of a row's sum on its largest P is whole: a part in `RARE`, or always if that is 0.
 #[derive(Clone, Copy)]
-pub struct Pairs<R>(pub R);
+pub struct Pairs<R, const RARE: u32 = 0>(pub R);
 
-impl<S: Simd, R: Rounding<S>> Keep<S> for Pairs<R> {
+impl<S: Simd, R: Rounding<S>, const RARE: u32> Keep<S> for Pairs<R, RARE> {
     const WHOLE: bool = false;
+    #[expect(clippy::cast_precision_loss, reason = "a small number")]
+    const COUNTS: f32 = if RARE == 0 { 0.0 } else { 1.0 / RARE as f32 };
 
     #[inline(always)]
     fn keep<const LOW: bool>(
@@ -146,7 +150,7 @@ pub fn softmax<S: Simd, K: Keep<S>>(
     }
     if !K::WHOLE && call.precision == Precision::Bf16 {
         // With the compensation the row's largest P is exact, and no other is kept.
-        largest.keep_residuals(&mut p.residuals, &mut state.rounded_sum);
+        largest.keep_residuals(K::COUNTS, &mut p.residuals, &mut state.rounded_sum);
     }
 }
 
@@ -395,10 +399,14 @@ impl Largest {
         clippy::cast_sign_loss,
         reason = "keys of a block"
     )]
-    fn keep_residuals(&self, residuals: &mut Residuals, sum: &mut [f32; PANEL_ROWS]) {
+    fn keep_residuals(&self, counts: f32, residuals: &mut Residuals, sum: &mut [f32; PANEL_ROWS]) {
         for (r, sum) in sum.iter_mut().enumerate() {
             let (p, key) = (self.p[r], self.key[r] as u32);
-            let residual = bf16_round(p - bf16_widen(bf16_round(p)));
+            let residual = if p < counts * *sum {
+                0
+            } else {
+                bf16_round(p - bf16_widen(bf16_round(p)))
+            };
             residuals.pair[r] = key / 2;
             residuals.p[r] = u32::from(residual) << (16 * (key % 2));
             *sum += bf16_widen(residual);

@@ -31,9 +31,13 @@ pub fn wanted(id: BackendId) -> bool {
 /// The backend, or `None` (said aloud, past the test harness's capture) where the
 /// processor can't run it or another is wanted.
 pub fn backend(id: BackendId) -> Option<Backend> {
+    Backend::permit_amx();
     let reason = match Backend::request(id) {
         Ok(backend) if wanted(id) => return Some(backend),
         Ok(_) => "another is wanted",
+        Err(_) if id == BackendId::Amx => {
+            "this processor lacks its instructions, or this process may not use them"
+        }
         Err(_) => "this processor lacks its instructions",
     };
     let _ = writeln!(std::io::stderr(), "backend {} NOT RUN: {reason}", id.name());
@@ -42,6 +46,7 @@ pub fn backend(id: BackendId) -> Option<Backend> {
 
 /// All backends that tests are to run on and the processor can.
 pub fn backends() -> impl Iterator<Item = Backend> {
+    Backend::permit_amx();
     let can_run = |id| Backend::request(id).ok();
     BackendId::ALL
         .into_iter()
@@ -58,6 +63,7 @@ macro_rules! suites {
         suites!(@ avx2, Avx2, [$($(#[$meta])* $test,)*]);
         suites!(@ avx512, Avx512, [$($(#[$meta])* $test,)*]);
         suites!(@ avx512bf16, Avx512Bf16, [$($(#[$meta])* $test,)*]);
+        suites!(@ amx, Amx, [$($(#[$meta])* $test,)*]);
         suites!(@ neon, Neon, [$($(#[$meta])* $test,)*]);
         suites!(@ neonbf16, NeonBf16, [$($(#[$meta])* $test,)*]);
 
@@ -68,6 +74,7 @@ macro_rules! suites {
                 amla::BackendId::Avx2,
                 amla::BackendId::Avx512,
                 amla::BackendId::Avx512Bf16,
+                amla::BackendId::Amx,
                 amla::BackendId::Neon,
                 amla::BackendId::NeonBf16,
             ];
@@ -91,7 +98,10 @@ macro_rules! suites {
 
 /// Whether the backend keeps P in FP32.
 pub fn keeps_p_whole(backend: Backend) -> bool {
-    !matches!(backend.id(), BackendId::Avx512Bf16 | BackendId::NeonBf16)
+    !matches!(
+        backend.id(),
+        BackendId::Avx512Bf16 | BackendId::Amx | BackendId::NeonBf16
+    )
 }
 
 /// Every way to compute on a backend.

@@ -47,8 +47,10 @@ const TABLE: &[Bound] = &[
     bound(Probabilities, "", "", 8e-6),
     // P rounded to BF16, or to two of them.
     bound(Probabilities, "bf16", "avx512bf16", 3.92e-3),
+    bound(Probabilities, "bf16", "amx", 3.92e-3),
     bound(Probabilities, "bf16", "neonbf16", 3.92e-3),
     bound(Probabilities, "bf16x2", "avx512bf16", 1.3e-5),
+    bound(Probabilities, "bf16x2", "amx", 1.3e-5),
     bound(Probabilities, "bf16x2", "neonbf16", 1.3e-5),
     bound(Sums, "", "", 2.5e-7),
     bound(Products, "", "", 3e-7),
@@ -60,12 +62,16 @@ const TABLE: &[Bound] = &[
     bound(Decode, "", "", 7e-7),
     // As for P.
     bound(Decode, "exact bf16", "avx512bf16", 2e-3),
+    bound(Decode, "exact bf16", "amx", 2e-3),
     bound(Decode, "exact bf16", "neonbf16", 2e-3),
     bound(Decode, "compensated bf16", "avx512bf16", 2e-3),
+    bound(Decode, "compensated bf16", "amx", 2e-3),
     bound(Decode, "compensated bf16", "neonbf16", 2e-3),
     bound(Decode, "exact bf16x2", "avx512bf16", 4e-6),
+    bound(Decode, "exact bf16x2", "amx", 4e-6),
     bound(Decode, "exact bf16x2", "neonbf16", 4e-6),
     bound(Decode, "compensated bf16x2", "avx512bf16", 4e-6),
+    bound(Decode, "compensated bf16x2", "amx", 4e-6),
     bound(Decode, "compensated bf16x2", "neonbf16", 4e-6),
 ];
 

@@ -1,0 +1,191 @@
+//! AMX with BF16 products: `tdpbf16ps` adds to a tile of 16 x 16 FP32 sums the products of 16 rows of 32
+//! BF16 and 32 rows of 16, which lie as 16 rows of pairs; subnormals are zeros.
+//!
+//! | kernel | `a` | `b` | `c` |
+//! |---|---|---|---|
+//! | C1 ([`c1`]) | K from the cache itself, 16 keys x 32 features | Q panel, 16 pairs of features x 16 rows | S, keys x rows |
+//! | C2 ([`c2`]) | P, 16 rows x 16 pairs of keys | V strip, 16 pairs of keys x 16 columns | O, rows x columns |
+//!
+//! So panels lie as those of `avx512bf16`, but for P: each 16 x 16 of its pairs and rows is transposed where it lies. A
+//! register tile is four sums and two of either operand, or for 16 rows four of one. It loads a tile for each
+//! product then, which L1d has to hold: C1 walks the width in chunks, C2 strips of V. Peak: 16384 FLOP per product.
+//!
+//! `docs/adr/0018` has what was measured.
+#![allow(unsafe_code, reason = "tile instructions and feature-gated calls")]
+
+mod c1;
+mod c2;
+mod tiles;
+
+use core::ops::Range;
+
+use half::bf16;
+use tiles::{SIDE, Tiles};
+
+use super::simd;
+use super::v1::{self, Pairs};
+use super::zmm::dots::{self, Dots};
+use super::zmm::{self, LANES, Zmm};
+use super::{Close, Isa, Left, Maxima, Pv, Rows, Softmax, detect, half_of};
+use crate::bits::{Increment, bf16_widen};
+use crate::format::Row;
+use crate::problem::Precision;
+use crate::tile::{
+    BLOCK_KEYS, L0a, L0b, OStrip, PANEL_ROWS, PTile, QPanel, RowState, STRIP, STile, VBuffer,
+};
+
+/// Proof that the processor has AMX with BF16 products, that this process may use it, and that the processor has
+/// AVX-512 F, BW, DQ, VL and BF16.
+#[derive(Clone, Copy)]
+pub struct Amx {
+    zmm: Zmm,
+    dots: Dots,
+}
+
+impl Amx {
+    /// The token, if the processor and the process qualify.
+    pub fn new() -> Option<Self> {
+        let (zmm, dots) = (Zmm::new()?, Dots::new()?);
+        detect::has_amx().then_some(Self { zmm, dots })
+    }
+}
+
+impl Isa for Amx {
+    const DIRECT_ROWS: usize = PANEL_ROWS;
+
+    fn widen(self, row: &Row<'_>, out: &mut [bf16]) {
+        // SAFETY: the token proves the features.
+        unsafe { dots::widen_row(self.zmm, self.dots, row, out) }
+    }
+
+    fn pack_q<const D_QK: usize>(self, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
+        // SAFETY: the token proves the features.
+        unsafe { zmm::pack_q::<D_QK>(self.zmm, rows, negate, panel) }
+    }
+
+    fn pack_v<const D_V: usize>(
+        self,
+        values: &[&[bf16]],
+        first: usize,
+        _next: &[&[bf16]],
+        v: &mut [VBuffer; 3],
+    ) -> bool {
+        // SAFETY: the token proves the features.
+        unsafe { c2::pack_v::<D_V>(self.zmm, values, first, v) }
+    }
+
+    fn qk<const D_QK: usize>(
+        self,
+        q: &QPanel,
+        rows: usize,
+        keys: &Rows<'_>,
+        _next: &[&[bf16]],
+        scratch: &mut L0b,
+        s: &mut STile,
+    ) -> Option<Maxima> {
+        c1::qk(self, &q.0[..D_QK / 2], rows, keys.as_slice(), scratch, s);
+        None
+    }
+
+    fn softmax(self, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
+        // SAFETY: the token proves the features.
+        unsafe { softmax(self, call, s, p, state) }
+    }
+
+    fn prob(self, p: &L0a, precision: Precision, k: usize, r: usize) -> f32 {
+        let pair = k / 2;
+        let half = |tile: &PTile| {
+            let place = &tile.0[pair / SIDE * SIDE + r % SIDE];
+            bf16_widen(half_of(place[r / SIDE * SIDE + pair % SIDE], k))
+        };
+        let mut prob = half(&p.high);
+        let residuals = &p.residuals;
+        match precision {
+            Precision::Bf16x2 => prob += half(&p.low),
+            Precision::Bf16 if residuals.pair[r] as usize == pair => {
+                prob += bf16_widen(half_of(residuals.p[r], k));
+            }
+            Precision::Bf16 => {}
+        }
+        prob
+    }
+
+    fn pv<const D_V: usize>(
+        self,
+        call: &Pv<'_>,
+        p: &L0a,
+        v: &[VBuffer; 3],
+        _scratch: &mut L0b,
+        o: &mut [OStrip],
+    ) -> Left {
+        // SAFETY: the token proves the features.
+        unsafe { c2::pv(self, call, p, v, &mut o[..D_V / STRIP]) }
+        Left::NOTHING
+    }
+
+    fn pv_direct<const D_V: usize>(
+        self,
+        call: &Pv<'_>,
+        p: &L0a,
+        values: &Rows<'_>,
+        _next: &[&[bf16]],
+        scratch: &mut L0b,
+        o: &mut [OStrip],
+    ) -> Left {
+        let memory: &mut [u32] = bytemuck::cast_slice_mut(scratch[0].0.as_flattened_mut());
+        let (values, v) = (values.as_slice(), memory.as_chunks_mut().0);
+        // SAFETY: the token proves the features.
+        unsafe { c2::pv_direct(self, call, p, values, v, &mut o[..D_V / STRIP]) }
+    }
+
+    fn rescale(self, xs: &mut [f32], increment: Increment) {
+        // SAFETY: the token proves the features.
+        unsafe { rescale(self.zmm, xs, increment) }
+    }
+
+    fn close(
+        self,
+        call: &Close<'_>,
+        earlier: Option<&OStrip>,
+        o: &mut OStrip,
+        put: impl FnMut(usize, &[f32; STRIP]),
+    ) {
+        // SAFETY: the token proves the features.
+        unsafe { close(self.zmm, call, earlier, o, put) }
+    }
+
+    fn dot_loop(self, iterations: u64) -> u64 {
+        Tiles::new(self).products(iterations)
+    }
+}
+
+/// Rows whose largest P is at least this part of their sum have what rounding takes from it added by vectors,
+/// which takes as long as a quarter of C2 where all have; of others it is as small as what rounding takes from the rest.
+const LARGEST: u32 = 64;
+
+/// V1, and P as C2 takes it.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn softmax(isa: Amx, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
+    v1::softmax(isa.zmm, Pairs::<_, LARGEST>(isa.dots), call, s, p, state);
+    let tiles = call.rows.div_ceil(SIDE);
+    c2::transpose_p(&mut p.high, tiles, call.keys);
+    if call.precision == Precision::Bf16x2 {
+        c2::transpose_p(&mut p.low, tiles, call.keys);
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn rescale(zmm: Zmm, xs: &mut [f32], increment: Increment) {
+    simd::rescale(zmm, xs, increment);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn close(
+    zmm: Zmm,
+    call: &Close<'_>,
+    earlier: Option<&OStrip>,
+    o: &mut OStrip,
+    put: impl FnMut(usize, &[f32; STRIP]),
+) {
+    simd::close(zmm, false, call, earlier, o, put);
+}
