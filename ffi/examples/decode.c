@@ -47,6 +47,8 @@ int main(void) {
     struct step s;
     size_t workspace_size;
     if (amla_abi_version() != AMLA_ABI_VERSION) return 1;
+    /* This program's signals have room for AMX's tiles. */
+    amla_permit_amx();
     prepare(&s);
     must(amla_workspace_size(&s.call, &workspace_size, &detail), &detail);
     void *workspace = allocate(workspace_size);

@@ -446,7 +446,8 @@ struct amla_part {
 // softmax_scale, or its product with log2(e), is infinite or not a number.
 #define AMLA_ERROR_NON_FINITE_SCALE 22
 
-// There is no backend of this name, or the processor lacks what it needs.
+// There is no backend of this name, or the processor lacks what it needs, or this process may not
+// use it (amla_permit_amx).
 #define AMLA_ERROR_BACKEND_UNAVAILABLE 23
 
 // Refused for a reason that this interface has no number for yet; the message says which.
@@ -517,6 +518,17 @@ const char *amla_version_string(void);
 //
 // @return A string like "avx512bf16" or "portable", there as long as the library is.
 const char *amla_backend_name(void);
+
+// Asks Linux to let this process use AMX, so that the backend "amx" is there from then on, and is
+// what amla_backend_name tells on processors that have it. Linux lets nobody who hasn't asked:
+// signals take 8 KiB more of a thread's stack then. It refuses where a thread's alternate signal
+// stack is too small for that, and such stacks afterwards. Call it before anything else, as calls
+// without a named backend use the fastest. It holds for all threads, and can't be taken back;
+// where there is no AMX, nothing is asked. Whether it was granted, other functions find out by
+// the system call arch_prctl, on processors that have AMX.
+//
+// @return AMLA_OK if the process may use it, AMLA_ERROR_BACKEND_UNAVAILABLE otherwise.
+amla_status amla_permit_amx(void);
 
 // Name of a backend that this processor can run, in the order in which they were made ever wider;
 // the fastest is amla_backend_name.

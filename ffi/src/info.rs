@@ -70,6 +70,24 @@ pub extern "C" fn amla_backend_name() -> *const c_char {
     c_name(Some(Backend::detect().id()))
 }
 
+/// Asks Linux to let this process use AMX, so that the backend "amx" is there from then on, and is
+/// what amla_backend_name tells on processors that have it. Linux lets nobody who hasn't asked:
+/// signals take 8 KiB more of a thread's stack then. It refuses where a thread's alternate signal
+/// stack is too small for that, and such stacks afterwards. Call it before anything else, as calls
+/// without a named backend use the fastest. It holds for all threads, and can't be taken back;
+/// where there is no AMX, nothing is asked. Whether it was granted, other functions find out by
+/// the system call arch_prctl, on processors that have AMX.
+///
+/// @return AMLA_OK if the process may use it, AMLA_ERROR_BACKEND_UNAVAILABLE otherwise.
+#[unsafe(no_mangle)]
+pub extern "C" fn amla_permit_amx() -> Status {
+    if Backend::permit_amx() {
+        types::AMLA_OK
+    } else {
+        types::AMLA_ERROR_BACKEND_UNAVAILABLE
+    }
+}
+
 /// Name of a backend that this processor can run, in the order in which they were made ever wider;
 /// the fastest is amla_backend_name.
 ///

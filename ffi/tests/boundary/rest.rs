@@ -188,6 +188,13 @@ fn the_library_says_what_it_is_and_can_do() {
         string(info::amla_version_string()),
         Some(env!("CARGO_PKG_VERSION"))
     );
+    // Which backends there are doesn't change any more then.
+    let amx = match info::amla_permit_amx() {
+        AMLA_OK => true,
+        AMLA_ERROR_BACKEND_UNAVAILABLE => false,
+        other => panic!("{other}"),
+    };
+    assert_eq!(amx, Backend::request(BackendId::Amx).is_ok());
     let name = Backend::detect().id().name();
     assert_eq!(string(info::amla_backend_name()), Some(name));
     let can_run = |id: &BackendId| Backend::request(*id).is_ok();

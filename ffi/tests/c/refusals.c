@@ -397,15 +397,19 @@ static void others(void) {
     DETAIL(amla_encode_int8(row, 576, values, 575, &scale, NULL) == AMLA_ERROR_WRONG_LENGTH);
     DETAIL(amla_encode_int8(row, 576, values, 576, NULL, NULL) == AMLA_ERROR_NULL_POINTER);
 
+    int amx = amla_permit_amx() == AMLA_OK;
+    DETAIL(amx || amla_permit_amx() == AMLA_ERROR_BACKEND_UNAVAILABLE);
     DETAIL(amla_capabilities(NULL) == AMLA_ERROR_NULL_POINTER);
     DETAIL(amla_capabilities(&set) == AMLA_OK);
     DETAIL(set.struct_size == sizeof set && set.abi_version == AMLA_ABI_VERSION);
     DETAIL(set.dims_len > 0 && set.dims[0][0] == 576 && set.dims[0][1] == 512);
     DETAIL(set.input_dtypes & 1U << AMLA_DTYPE_FP8 && set.output_dtypes & 1U << AMLA_DTYPE_F32);
-    int available = 0;
-    for (size_t i = 0; i < set.backends_len; i++)
+    int available = 0, listed = 0;
+    for (size_t i = 0; i < set.backends_len; i++) {
         available |= amla_available_backend(i) == amla_backend_name();
-    DETAIL(available);
+        listed |= strcmp(amla_available_backend(i), "amx") == 0;
+    }
+    DETAIL(available && listed == amx);
     DETAIL(amla_available_backend(set.backends_len) == NULL);
     DETAIL(strcmp(amla_available_backend(0), "portable") == 0);
     DETAIL(amla_version_string()[0] != 0);

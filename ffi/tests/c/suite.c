@@ -307,6 +307,7 @@ static void merge(void) {
 }
 
 int main(int argc, char **argv) {
+    amla_permit_amx();
     check(argc == 3, "usage: suite CASES RESULTS");
     check(amla_abi_version() == AMLA_ABI_VERSION, "another amla.h");
     in = fopen(argv[1], "rb");
