@@ -25,6 +25,7 @@ pub fn inputs(seed: u64, len: usize) -> Vec<bf16> {
 
 /// The backends that this processor can run; says which it can't.
 pub fn backends() -> Vec<Backend> {
+    // Before the first backend is chosen: where there is AMX, it is the fastest.
     Backend::permit_amx();
     let request = |&id: &BackendId| match Backend::request(id) {
         Ok(backend) => Some(backend),

@@ -41,6 +41,7 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<(), String> {
+    // Before the first backend is chosen: where there is AMX, it is the fastest.
     Backend::permit_amx();
     let backend = match cli.backend {
         Some(id) => Backend::request(id).map_err(|error| error.to_string())?,

@@ -182,6 +182,7 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), String> {
+    // Before the first backend is chosen: where there is AMX, it is the fastest.
     Backend::permit_amx();
     let mut options = Options {
         precision: args.precision,

@@ -147,6 +147,7 @@ impl Report {
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    // Before the first backend is chosen: where there is AMX, it is the fastest.
     Backend::permit_amx();
     let ids = args.backend.map_or(BackendId::ALL.to_vec(), |id| vec![id]);
     let backends: Result<Vec<_>, _> = match args.backend {

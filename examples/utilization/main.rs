@@ -46,6 +46,7 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<(), String> {
+    // Before the first backend is chosen: where there is AMX, it is the fastest.
     Backend::permit_amx();
     let options = Options {
         backend: match cli.backend {

@@ -8,7 +8,8 @@
 //!
 //! So panels lie as those of `avx512bf16`, but for P: each 16 x 16 of its pairs and rows is transposed where it lies. A
 //! register tile is four sums and two of either operand, or for 16 rows four of one. It loads a tile for each
-//! product then, which L1d has to hold: C1 walks the width in chunks, C2 strips of V. Peak: 16384 FLOP per product.
+//! product then, which L1d serves where it can: C1 has all rows pass over 64 keys, C2 over a strip of V. Peak: 16384 FLOP
+//! per product.
 //!
 //! `docs/adr/0018` has what was measured.
 #![allow(unsafe_code, reason = "tile instructions and feature-gated calls")]
