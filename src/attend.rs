@@ -176,7 +176,7 @@ fn widen_keys<I: Isa>(isa: I, group: &Group<'_>, keys: Range<usize>, memory: &mu
     put_together(isa, group.problem.k_widths(), parts, memory);
 }
 
-/// Keys of a group, as they lie.
+/// Keys of a group, as they lie. Apart, as it is the same for all widths and backends.
 #[inline(never)]
 fn gather_keys<'a>(group: &Group<'a>, keys: Range<usize>, rows: &mut Rows<'a>) {
     let problem = group.problem;
@@ -184,7 +184,7 @@ fn gather_keys<'a>(group: &Group<'a>, keys: Range<usize>, rows: &mut Rows<'a>) {
     problem.each_key(group.request, group.head, keys, |row| rows.push(row));
 }
 
-/// Values of a group, as they lie.
+/// The same of values.
 #[inline(never)]
 fn gather_values<'a>(group: &Group<'a>, keys: Range<usize>, rows: &mut Rows<'a>) {
     let problem = group.problem;

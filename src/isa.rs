@@ -26,9 +26,10 @@ mod simd;
 mod tests;
 mod v1;
 
-// Small tiles are smaller than those of the processor.
+// Only of Linux it is known how a process may use tiles. Small tiles are smaller than those.
 #[cfg(all(
     target_arch = "x86_64",
+    target_os = "linux",
     target_pointer_width = "64",
     target_feature = "sse2",
     not(amla_tiles = "small")
@@ -304,8 +305,8 @@ pub trait Isa: Copy {
 
     /// C2: rescales O by integer addition while loading it, and adds `P V`.
     ///
-    /// `o` holds `D_V / 64` strips; rows beyond the last, up to a multiple of 16, hold anything then. V must be finite. Returns the strips that it left because
-    /// P or O isn't.
+    /// `o` holds `D_V / 64` strips; rows beyond the last, up to a multiple of 16, hold anything then. V must be
+    /// finite. Returns the strips that it left because P or O isn't.
     fn pv<const D_V: usize>(
         self,
         call: &Pv<'_>,
@@ -470,6 +471,7 @@ impl BackendId {
             Self::Avx512Bf16 => avx512bf16::Avx512Bf16::new().is_some(),
             #[cfg(all(
                 target_arch = "x86_64",
+                target_os = "linux",
                 target_pointer_width = "64",
                 target_feature = "sse2",
                 not(amla_tiles = "small")
@@ -528,6 +530,7 @@ impl Backend {
     pub fn permit_amx() -> bool {
         #[cfg(all(
             target_arch = "x86_64",
+            target_os = "linux",
             target_pointer_width = "64",
             target_feature = "sse2",
             not(amla_tiles = "small")
@@ -535,6 +538,7 @@ impl Backend {
         return detect::permit_amx();
         #[cfg(not(all(
             target_arch = "x86_64",
+            target_os = "linux",
             target_pointer_width = "64",
             target_feature = "sse2",
             not(amla_tiles = "small")
@@ -604,7 +608,11 @@ impl Backend {
         }
         #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
         match self.0 {
-            #[cfg(all(target_pointer_width = "64", not(amla_tiles = "small")))]
+            #[cfg(all(
+                target_os = "linux",
+                target_pointer_width = "64",
+                not(amla_tiles = "small")
+            ))]
             BackendId::Amx => {
                 if let Some(isa) = amx::Amx::new() {
                     return visitor.visit(isa);

@@ -8,6 +8,7 @@ pub use aarch64::has_bf16;
 pub use x86::{asking, has_avx2, has_avx512, has_avx512_bf16, slow_bf16_dots};
 #[cfg(all(
     target_arch = "x86_64",
+    target_os = "linux",
     target_pointer_width = "64",
     target_feature = "sse2",
     not(amla_tiles = "small")
@@ -43,10 +44,10 @@ mod cached {
 /// (Documentation/arch/x86/xstate.rst): without, the first instruction on a tile kills it.
 #[cfg(all(
     target_arch = "x86_64",
+    target_os = "linux",
     target_pointer_width = "64",
     target_feature = "sse2",
-    not(amla_tiles = "small"),
-    target_os = "linux"
+    not(amla_tiles = "small")
 ))]
 mod tiles {
     use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -100,24 +101,6 @@ mod tiles {
             );
         }
         status
-    }
-}
-
-/// Elsewhere nobody has tried.
-#[cfg(all(
-    target_arch = "x86_64",
-    target_pointer_width = "64",
-    target_feature = "sse2",
-    not(amla_tiles = "small"),
-    not(target_os = "linux")
-))]
-mod tiles {
-    pub const fn permitted() -> bool {
-        false
-    }
-
-    pub const fn permit() -> bool {
-        false
     }
 }
 
@@ -189,13 +172,21 @@ mod x86 {
 
     /// AMX-TILE and AMX-BF16, with the operating system saving tiles and letting this process use them, and what
     /// [`has_avx512_bf16`] asks for.
-    #[cfg(all(target_pointer_width = "64", not(amla_tiles = "small")))]
+    #[cfg(all(
+        target_os = "linux",
+        target_pointer_width = "64",
+        not(amla_tiles = "small")
+    ))]
     pub fn has_amx() -> bool {
         features() & AMX != 0 && super::tiles::permitted()
     }
 
     /// The same after asking the operating system to let this process.
-    #[cfg(all(target_pointer_width = "64", not(amla_tiles = "small")))]
+    #[cfg(all(
+        target_os = "linux",
+        target_pointer_width = "64",
+        not(amla_tiles = "small")
+    ))]
     pub fn permit_amx() -> bool {
         features() & AMX != 0 && super::tiles::permit()
     }

@@ -337,9 +337,7 @@ pub fn transpose(x: &mut [__m512i; LANES]) {
     }
 }
 
-/// Interleaves two keys' words, 32 columns at a time, and keeps the largest
-/// magnitude: with the sign off, BF16 patterns are ordered as integers, and
-/// infinity and the NaNs are above all numbers.
+/// Interleaves values into strips: [`super::Isa::pack_v`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub fn pack_v<const D_V: usize>(
     zmm: Zmm,
@@ -348,14 +346,9 @@ pub fn pack_v<const D_V: usize>(
     next: &[&[bf16]],
     v: &mut [VBuffer; 3],
 ) -> bool {
-    const MAGNITUDE: i16 = 0x7fff;
-    let [low, high] = interleave_indices();
-    let magnitude = _mm512_set1_epi16(MAGNITUDE);
-    let mut largest = _mm512_setzero_si512();
+    let mut interleaved = Interleaved::new();
     let mut ahead = Ahead::of(next, values.len().div_ceil(2) * (D_V / STRIP));
     for (k, pair) in (first / 2..).zip(values.chunks(2)) {
-        let even = &pair[0][..D_V];
-        let odd = pair.get(1).map(|row| &row[..D_V]);
         for (strip, v) in v
             .as_flattened_mut()
             .iter_mut()
@@ -363,22 +356,60 @@ pub fn pack_v<const D_V: usize>(
             .enumerate()
         {
             ahead.step(zmm);
-            let out = v.0[k].as_chunks_mut::<LANES>().0;
-            for (i, out) in out.chunks_mut(2).enumerate() {
-                let column = strip * STRIP + i * 2 * LANES;
-                let even = load_row(&even[column..]);
-                let odd = match odd {
-                    Some(odd) => load_row(&odd[column..]),
-                    None => _mm512_setzero_si512(),
-                };
-                largest = _mm512_max_epu16(largest, _mm512_and_si512(even, magnitude));
-                largest = _mm512_max_epu16(largest, _mm512_and_si512(odd, magnitude));
-                store_pairs(&mut out[0], _mm512_permutex2var_epi16(even, low, odd));
-                store_pairs(&mut out[1], _mm512_permutex2var_epi16(even, high, odd));
-            }
+            interleaved.put(pair, strip * STRIP, &mut v.0[k]);
         }
     }
-    _mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7f80)) != 0
+    !interleaved.finite()
+}
+
+/// Two keys' words interleaved, 32 columns at a time, and the largest magnitude: with the sign off, BF16 patterns are
+/// ordered as integers, and infinity and the NaNs are above all numbers.
+pub struct Interleaved {
+    indices: [__m512i; 2],
+    largest: __m512i,
+}
+
+impl Interleaved {
+    /// Nothing yet.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    pub fn new() -> Self {
+        Self {
+            indices: interleave_indices(),
+            largest: _mm512_setzero_si512(),
+        }
+    }
+
+    /// Puts a strip of a pair's columns, from that one on; zeros where it has no second key.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    pub fn put(&mut self, pair: &[&[bf16]], column: usize, out: &mut [u32; STRIP]) {
+        const MAGNITUDE: i16 = 0x7fff;
+        let [low, high] = self.indices;
+        let even = &pair[0][column..][..STRIP];
+        let odd = pair.get(1).map(|row| &row[column..][..STRIP]);
+        for (i, out) in out.as_chunks_mut().0.chunks_mut(2).enumerate() {
+            let column = i * 2 * LANES;
+            let even = load_row(&even[column..]);
+            let odd = match odd {
+                Some(odd) => load_row(&odd[column..]),
+                None => _mm512_setzero_si512(),
+            };
+            for x in [even, odd] {
+                let magnitude = _mm512_and_si512(x, _mm512_set1_epi16(MAGNITUDE));
+                self.largest = _mm512_max_epu16(self.largest, magnitude);
+            }
+            store_pairs(&mut out[0], _mm512_permutex2var_epi16(even, low, odd));
+            store_pairs(&mut out[1], _mm512_permutex2var_epi16(even, high, odd));
+        }
+    }
+
+    /// Whether all was.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    pub fn finite(&self) -> bool {
+        _mm512_cmpge_epu16_mask(self.largest, _mm512_set1_epi16(0x7f80)) == 0
+    }
 }
 
 /// How `vpermt2w` interleaves two rows' 32 words: the first 16 pairs, and the others.

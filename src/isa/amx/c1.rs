@@ -64,7 +64,7 @@ pub fn qk(
 
 /// The tiles of a visit as its keys lie, if they are whole tiles with the same distance from each key to the next; the
 /// first once more for those that it lacks. Each key has so many columns.
-fn lying(keys: &[&[bf16]], d_qk: usize) -> Option<tiles::Left<4>> {
+fn lying(keys: &[&[bf16]], d_qk: usize) -> Option<tiles::Operand<4>> {
     let (groups, rest) = keys.as_chunks::<SIDE>();
     let place = |keys: &[&[bf16]; SIDE]| keys.map(|key| key[..d_qk].as_ptr().expose_provenance());
     let first = place(groups.first()?);
@@ -80,7 +80,7 @@ fn lying(keys: &[&[bf16]], d_qk: usize) -> Option<tiles::Left<4>> {
         }
         *to = place[0];
     }
-    rest.is_empty().then(|| tiles::Left {
+    rest.is_empty().then(|| tiles::Operand {
         at: at.map(core::ptr::with_exposed_provenance),
         stride,
         step: size_of::<[bf16; DEPTH]>(),
@@ -88,12 +88,12 @@ fn lying(keys: &[&[bf16]], d_qk: usize) -> Option<tiles::Left<4>> {
 }
 
 /// Copies of some columns of a visit's keys. Behind them lies anything: nobody reads the scores.
-fn copy(keys: &[&[bf16]], columns: Range<usize>, copies: &mut Copies) -> tiles::Left<4> {
+fn copy(keys: &[&[bf16]], columns: Range<usize>, copies: &mut Copies) -> tiles::Operand<4> {
     for (copy, key) in copies.iter_mut().zip(keys) {
         copy[..columns.len()].copy_from_slice(&key[columns.clone()]);
     }
     let first: *const u8 = copies.as_ptr().cast();
-    tiles::Left {
+    tiles::Operand {
         at: core::array::from_fn(|i| first.wrapping_add(i * size_of::<[[bf16; COPIED]; SIDE]>())),
         stride: size_of::<[bf16; COPIED]>(),
         step: size_of::<[bf16; DEPTH]>(),

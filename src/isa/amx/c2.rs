@@ -7,7 +7,7 @@ use half::bf16;
 use super::tiles::DEPTH;
 use super::*;
 use crate::isa::simd::Simd;
-use crate::isa::zmm::{load_row, store_pairs};
+use crate::isa::zmm::{Interleaved, load_row, store_pairs};
 
 /// Rows and columns of a register tile.
 const SQUARE: usize = 2 * SIDE;
@@ -173,7 +173,7 @@ impl<'a> C2<'a> {
         for column in (0..STRIP).step_by(SQUARE) {
             for row in (0..row_tiles / 2 * SQUARE).step_by(SQUARE) {
                 let at = [left(row), left(row + SIDE)];
-                let p = tiles::Left { at, stride, step };
+                let p = tiles::Operand { at, stride, step };
                 let (v, o) = (v.wrapping_add(column), o.wrapping_add(row * STRIP + column));
                 // SAFETY: each 16 pairs of P hold 16 rows of tiles, of which there are `steps`; V has as many; O has
                 // `SQUARE` rows from `row` on and columns from `column` on.
@@ -183,7 +183,7 @@ impl<'a> C2<'a> {
         if row_tiles % 2 == 1 {
             let row = SIDE * (row_tiles - 1);
             let at = [left(row)];
-            let p = tiles::Left { at, stride, step };
+            let p = tiles::Operand { at, stride, step };
             let o = o.wrapping_add(row * STRIP);
             // SAFETY: the same with `SIDE` rows and all columns of the strip.
             unsafe { self.tiles.row(p, v, steps, o, add) };
@@ -251,29 +251,13 @@ fn lying_value(value: &[bf16], column: usize) -> [__m512; STRIP / LANES] {
 /// they are finite.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn pack_strip(values: &[&[bf16]], column: usize, v: &mut [[u32; STRIP]]) -> bool {
-    const MAGNITUDE: i16 = 0x7fff;
-    let [low, high] = zmm::interleave_indices();
-    let magnitude = _mm512_set1_epi16(MAGNITUDE);
-    let mut largest = _mm512_setzero_si512();
+    let mut interleaved = Interleaved::new();
     for (pair, v) in values.chunks(2).zip(&mut *v) {
-        let even = &pair[0][column..][..STRIP];
-        let odd = pair.get(1).map(|row| &row[column..][..STRIP]);
-        for (i, v) in v.as_chunks_mut().0.chunks_mut(2).enumerate() {
-            let column = i * 2 * LANES;
-            let even = load_row(&even[column..]);
-            let odd = match odd {
-                Some(odd) => load_row(&odd[column..]),
-                None => _mm512_setzero_si512(),
-            };
-            largest = _mm512_max_epu16(largest, _mm512_and_si512(even, magnitude));
-            largest = _mm512_max_epu16(largest, _mm512_and_si512(odd, magnitude));
-            store_pairs(&mut v[0], _mm512_permutex2var_epi16(even, low, odd));
-            store_pairs(&mut v[1], _mm512_permutex2var_epi16(even, high, odd));
-        }
+        interleaved.put(pair, column, v);
     }
     let pairs = values.len().div_ceil(2);
     v[pairs..pairs.next_multiple_of(SIDE)].fill([0; _]);
-    _mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7f80)) == 0
+    interleaved.finite()
 }
 
 #[inline]

@@ -53,7 +53,7 @@ static CONFIG: Config = {
 
 /// Tiles of a left operand, `N` of them one beside the other: 16 rows of pairs each.
 #[derive(Clone, Copy)]
-pub struct Left<const N: usize> {
+pub struct Operand<const N: usize> {
     /// Where each begins.
     pub at: [*const u8; N],
     /// From row to row, in bytes.
@@ -62,7 +62,7 @@ pub struct Left<const N: usize> {
     pub step: usize,
 }
 
-impl Left<4> {
+impl Operand<4> {
     /// Whether each row of a tile lies in one cache line, and doesn't take two loads.
     pub fn in_lines(&self) -> bool {
         let whole = |at: usize| at.is_multiple_of(size_of::<[u32; SIDE]>());
@@ -76,11 +76,54 @@ impl Left<4> {
     }
 
     /// The first two tiles, and the others.
-    pub fn halves(self) -> [Left<2>; 2] {
+    pub fn halves(self) -> [Operand<2>; 2] {
         let [a, b, c, d] = self.at;
         let Self { stride, step, .. } = self;
-        [[a, b], [c, d]].map(|at| Left { at, stride, step })
+        [[a, b], [c, d]].map(|at| Operand { at, stride, step })
     }
+}
+
+/// Four accumulators, of which `c` tells the places: zeros, or what lies there if `add`; one step's instructions, for
+/// all steps; and what lies there then.
+macro_rules! register_tile {
+    ([$($left:ident = $at:expr),*], $a:ident, $b:ident, $steps:ident, $add:ident,
+     $c:ident + [$c0:literal, $c1:literal, $c2:literal, $c3:literal], $($step:literal,)*) => {
+        asm!(
+            "test {add}, {add}",
+            "jnz 2f",
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "jmp 3f",
+            "2:",
+            concat!("tileloadd tmm0, [{c} + 1*{row} + ", $c0, "]"),
+            concat!("tileloadd tmm1, [{c} + 1*{row} + ", $c1, "]"),
+            concat!("tileloadd tmm2, [{c} + 1*{row} + ", $c2, "]"),
+            concat!("tileloadd tmm3, [{c} + 1*{row} + ", $c3, "]"),
+            "3:",
+            $($step,)*
+            $(concat!("add {", stringify!($left), "}, {step}"),)*
+            "add {b}, 4096",
+            "dec {steps}",
+            "jnz 3b",
+            concat!("tilestored [{c} + 1*{row} + ", $c0, "], tmm0"),
+            concat!("tilestored [{c} + 1*{row} + ", $c1, "], tmm1"),
+            concat!("tilestored [{c} + 1*{row} + ", $c2, "], tmm2"),
+            concat!("tilestored [{c} + 1*{row} + ", $c3, "], tmm3"),
+            $($left = inout(reg) $at => _,)*
+            b = inout(reg) $b => _,
+            steps = inout(reg) $steps => _,
+            stride = in(reg) $a.stride,
+            step = in(reg) $a.step,
+            row = in(reg) ROW,
+            c = in(reg) $c,
+            add = in(reg) usize::from($add),
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack)
+        )
+    };
 }
 
 impl Tiles {
@@ -103,26 +146,26 @@ impl Tiles {
     /// Two tiles by two: `c[m][n] += sum over steps of a[m] b[n]`, from 0 if not `add`.
     ///
     /// # Safety
-    /// There is a step at least. `a` has so many of 16 rows to read, `b` as many of 16 rows of 32 pairs, `c` has 32 rows of 32 sums; rows
-    /// of either lie 256 bytes apart.
+    /// There is a step at least. `a` has so many of 16 rows to read, `b` as many of 16 rows of 32 pairs, `c` has 32
+    /// rows of 32 sums; rows of either lie 256 bytes apart.
     #[inline]
-    pub unsafe fn square(&self, a: Left<2>, b: *const u32, steps: usize, c: *mut f32, add: bool) {
+    pub unsafe fn square(
+        &self,
+        a: Operand<2>,
+        b: *const u32,
+        steps: usize,
+        c: *mut f32,
+        add: bool,
+    ) {
         // SAFETY: AMX is there and configured: `self` proves it. What is read and written is the caller's promise.
         unsafe {
-            asm!(
-                "test {add}, {add}",
-                "jnz 2f",
-                "tilezero tmm0",
-                "tilezero tmm1",
-                "tilezero tmm2",
-                "tilezero tmm3",
-                "jmp 3f",
-                "2:",
-                "tileloadd tmm0, [{c} + 1*{row}]",
-                "tileloadd tmm1, [{c} + 1*{row} + 64]",
-                "tileloadd tmm2, [{c} + 1*{row} + 4096]",
-                "tileloadd tmm3, [{c} + 1*{row} + 4160]",
-                "3:",
+            register_tile!(
+                [a0 = a.at[0], a1 = a.at[1]],
+                a,
+                b,
+                steps,
+                add,
+                c + ["0", "64", "4096", "4160"],
                 "tileloadd tmm4, [{a0} + 1*{stride}]",
                 "tileloadd tmm6, [{b} + 1*{row}]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
@@ -131,27 +174,6 @@ impl Tiles {
                 "tileloadd tmm5, [{a1} + 1*{stride}]",
                 "tdpbf16ps tmm2, tmm5, tmm6",
                 "tdpbf16ps tmm3, tmm5, tmm7",
-                "add {a0}, {step}",
-                "add {a1}, {step}",
-                "add {b}, 4096",
-                "dec {steps}",
-                "jnz 3b",
-                "tilestored [{c} + 1*{row}], tmm0",
-                "tilestored [{c} + 1*{row} + 64], tmm1",
-                "tilestored [{c} + 1*{row} + 4096], tmm2",
-                "tilestored [{c} + 1*{row} + 4160], tmm3",
-                a0 = inout(reg) a.at[0] => _,
-                a1 = inout(reg) a.at[1] => _,
-                b = inout(reg) b => _,
-                steps = inout(reg) steps => _,
-                stride = in(reg) a.stride,
-                step = in(reg) a.step,
-                row = in(reg) ROW,
-                c = in(reg) c,
-                add = in(reg) usize::from(add),
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                options(nostack)
             );
         }
     }
@@ -161,23 +183,23 @@ impl Tiles {
     /// # Safety
     /// As for [`square`](Self::square), with 16 pairs a row of `b` and 64 rows of 16 sums.
     #[inline]
-    pub unsafe fn column(&self, a: Left<4>, b: *const u32, steps: usize, c: *mut f32, add: bool) {
+    pub unsafe fn column(
+        &self,
+        a: Operand<4>,
+        b: *const u32,
+        steps: usize,
+        c: *mut f32,
+        add: bool,
+    ) {
         // SAFETY: AMX is there and configured: `self` proves it. What is read and written is the caller's promise.
         unsafe {
-            asm!(
-                "test {add}, {add}",
-                "jnz 2f",
-                "tilezero tmm0",
-                "tilezero tmm1",
-                "tilezero tmm2",
-                "tilezero tmm3",
-                "jmp 3f",
-                "2:",
-                "tileloadd tmm0, [{c} + 1*{row}]",
-                "tileloadd tmm1, [{c} + 1*{row} + 4096]",
-                "tileloadd tmm2, [{c} + 1*{row} + 8192]",
-                "tileloadd tmm3, [{c} + 1*{row} + 12288]",
-                "3:",
+            register_tile!(
+                [a0 = a.at[0], a1 = a.at[1], a2 = a.at[2], a3 = a.at[3]],
+                a,
+                b,
+                steps,
+                add,
+                c + ["0", "4096", "8192", "12288"],
                 "tileloadd tmm6, [{b} + 1*{row}]",
                 "tileloadd tmm4, [{a0} + 1*{stride}]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
@@ -187,31 +209,6 @@ impl Tiles {
                 "tdpbf16ps tmm2, tmm7, tmm6",
                 "tileloadd tmm4, [{a3} + 1*{stride}]",
                 "tdpbf16ps tmm3, tmm4, tmm6",
-                "add {a0}, {step}",
-                "add {a1}, {step}",
-                "add {a2}, {step}",
-                "add {a3}, {step}",
-                "add {b}, 4096",
-                "dec {steps}",
-                "jnz 3b",
-                "tilestored [{c} + 1*{row}], tmm0",
-                "tilestored [{c} + 1*{row} + 4096], tmm1",
-                "tilestored [{c} + 1*{row} + 8192], tmm2",
-                "tilestored [{c} + 1*{row} + 12288], tmm3",
-                a0 = inout(reg) a.at[0] => _,
-                a1 = inout(reg) a.at[1] => _,
-                a2 = inout(reg) a.at[2] => _,
-                a3 = inout(reg) a.at[3] => _,
-                b = inout(reg) b => _,
-                steps = inout(reg) steps => _,
-                stride = in(reg) a.stride,
-                step = in(reg) a.step,
-                row = in(reg) ROW,
-                c = in(reg) c,
-                add = in(reg) usize::from(add),
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                options(nostack)
             );
         }
     }
@@ -221,23 +218,16 @@ impl Tiles {
     /// # Safety
     /// As for [`square`](Self::square), with 64 pairs a row of `b` and 16 rows of 64 sums.
     #[inline]
-    pub unsafe fn row(&self, a: Left<1>, b: *const u32, steps: usize, c: *mut f32, add: bool) {
+    pub unsafe fn row(&self, a: Operand<1>, b: *const u32, steps: usize, c: *mut f32, add: bool) {
         // SAFETY: AMX is there and configured: `self` proves it. What is read and written is the caller's promise.
         unsafe {
-            asm!(
-                "test {add}, {add}",
-                "jnz 2f",
-                "tilezero tmm0",
-                "tilezero tmm1",
-                "tilezero tmm2",
-                "tilezero tmm3",
-                "jmp 3f",
-                "2:",
-                "tileloadd tmm0, [{c} + 1*{row}]",
-                "tileloadd tmm1, [{c} + 1*{row} + 64]",
-                "tileloadd tmm2, [{c} + 1*{row} + 128]",
-                "tileloadd tmm3, [{c} + 1*{row} + 192]",
-                "3:",
+            register_tile!(
+                [a0 = a.at[0]],
+                a,
+                b,
+                steps,
+                add,
+                c + ["0", "64", "128", "192"],
                 "tileloadd tmm4, [{a0} + 1*{stride}]",
                 "tileloadd tmm5, [{b} + 1*{row}]",
                 "tdpbf16ps tmm0, tmm4, tmm5",
@@ -247,25 +237,6 @@ impl Tiles {
                 "tdpbf16ps tmm2, tmm4, tmm7",
                 "tileloadd tmm5, [{b} + 1*{row} + 192]",
                 "tdpbf16ps tmm3, tmm4, tmm5",
-                "add {a0}, {step}",
-                "add {b}, 4096",
-                "dec {steps}",
-                "jnz 3b",
-                "tilestored [{c} + 1*{row}], tmm0",
-                "tilestored [{c} + 1*{row} + 64], tmm1",
-                "tilestored [{c} + 1*{row} + 128], tmm2",
-                "tilestored [{c} + 1*{row} + 192], tmm3",
-                a0 = inout(reg) a.at[0] => _,
-                b = inout(reg) b => _,
-                steps = inout(reg) steps => _,
-                stride = in(reg) a.stride,
-                step = in(reg) a.step,
-                row = in(reg) ROW,
-                c = in(reg) c,
-                add = in(reg) usize::from(add),
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                options(nostack)
             );
         }
     }
