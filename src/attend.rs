@@ -309,7 +309,22 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
     let mut mask = [0; BLOCK_KEYS];
     let mut finite = true;
     let mut maxima = [None; SCORE_TILES];
+    // Where the block ends that C1 has come to. Where all stages ask, they do for the one behind it.
+    let mut begun = group.keys.start;
     for step in preload_by(blocks * panels, preload_count(panels)) {
+        if I::ALL_ASK && as_they_lie {
+            let item = match step.stage {
+                Stage::C1(i) | Stage::V1(i) | Stage::C2(i) => i,
+                Stage::Last => 0,
+            };
+            if step.stage == Stage::C1(item) && item % panels == 0 {
+                begun = group.block(item / panels).end;
+            }
+            asked = asked.max(begun);
+            let share = I::share(step.stage, group.panel_rows(item % panels), [D_QK, D_V]);
+            let to = (begun + BLOCK_KEYS).min(asked + share);
+            group.ahead(to, &mut asked, &mut next);
+        }
         match step.stage {
             Stage::C1(i) => {
                 let (block, panel) = (i / panels, i % panels);
@@ -354,6 +369,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     maxima: maxima[i % SCORE_TILES].as_ref(),
                     rescale: options.rescale,
                     precision: options.precision,
+                    next: next.as_slice(),
                 };
                 isa.softmax(&call, &l0c[i % SCORE_TILES], l0a, &mut ub[panel]);
             }
@@ -366,7 +382,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     }
                     if both {
                         group.ahead(asked + AHEAD, &mut asked, &mut next);
-                    } else if few && !c1_asks {
+                    } else if few && !c1_asks && !I::ALL_ASK {
                         // The block that C1 will begin with then.
                         let end = range.end + in_flight * BLOCK_KEYS;
                         group.ahead(end, &mut asked, &mut next);
@@ -381,9 +397,9 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     keys: range.len(),
                     precision: options.precision,
                     increment: (block > 0).then_some(&ub[panel].increment),
+                    next: next.as_slice(),
                 };
                 let o = &mut partial.o[panel * strips..][..strips];
-                let next = next.as_slice();
                 let lying = if one_row {
                     &keys[block % in_flight]
                 } else {
@@ -399,7 +415,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     } else {
                         lying
                     };
-                    isa.pv_direct::<D_V>(&call, l0a, values, next, l0b, o)
+                    isa.pv_direct::<D_V>(&call, l0a, values, l0b, o)
                 } else if at_hand && panel == 0 {
                     let values = if reuse {
                         widened.gather(gm[..range.len()].iter().map(|row| &row[..D_V]));
@@ -409,7 +425,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     };
                     let v = &mut l1.v;
                     let left;
-                    (finite, left) = isa.pv_packing::<D_V>(&call, l0a, values, next, v, l0b, o);
+                    (finite, left) = isa.pv_packing::<D_V>(&call, l0a, values, v, l0b, o);
                     left
                 } else if finite {
                     isa.pv::<D_V>(&call, l0a, &l1.v, l0b, o)
@@ -511,6 +527,7 @@ fn stream<I: Isa, const D_QK: usize, const D_V: usize>(
             maxima: None,
             rescale: options.rescale,
             precision: options.precision,
+            next: &[],
         };
         let streams = Streams {
             q,
@@ -536,6 +553,7 @@ fn stream<I: Isa, const D_QK: usize, const D_V: usize>(
                 keys: some.len(),
                 precision: call.precision,
                 increment: Some(&[0; _]),
+                next: &[],
             };
             isa.settle_stream(o, rows, false);
             pv_non_finite(isa, group, some, &call, p, mask, done.left, o);

@@ -63,6 +63,7 @@ use crate::bits::{Increment, bf16_widen};
 use crate::error::Error;
 use crate::format::Row;
 use crate::problem::{Precision, Rescale};
+use crate::schedule::Stage;
 use crate::tile::{
     BLOCK_KEYS, L0a, L0b, OStrip, PANEL_ROWS, QPanel, RowState, STRIP, STile, VBuffer,
 };
@@ -130,9 +131,12 @@ pub struct Softmax<'a> {
     pub rescale: Rescale,
     /// Whether P's low part is kept.
     pub precision: Precision,
+    /// Rows to come, which V1 may ask memory for.
+    pub next: &'a [&'a [bf16]],
 }
 
 /// What C2 needs beside its tiles.
+#[derive(Clone, Copy)]
 pub struct Pv<'a> {
     /// Rows of the panel.
     pub rows: usize,
@@ -143,6 +147,8 @@ pub struct Pv<'a> {
     /// What to add to the bits of each row of O; `None` for the first block,
     /// which overwrites O.
     pub increment: Option<&'a [i32; PANEL_ROWS]>,
+    /// Rows to come, which C2 may ask memory for.
+    pub next: &'a [&'a [bf16]],
 }
 
 /// What becomes of a panel's O when a task's keys are through, in this order. A product that is NaN is
@@ -241,6 +247,8 @@ pub trait Isa: Copy {
     const ASKING_ROWS: usize = 0;
     /// Up to so many rows, and not beyond those, [`pv_direct`](Isa::pv_direct) does as well.
     const BOTH_ASK_ROWS: usize = 0;
+    /// Whether C1, V1 and C2 of any number of rows ask for the block to come, each for its [share](Isa::share).
+    const ALL_ASK: bool = false;
     /// Up to so many rows [`stream`](Isa::stream) beats the stages one by one.
     const STREAM_ROWS: usize = 0;
 
@@ -248,6 +256,12 @@ pub trait Isa: Copy {
     /// if it reads keys in the order in which it asks for them.
     fn lead(_rows: usize) -> usize {
         16
+    }
+
+    /// How many rows to come a stage of a panel of so many rows asks for, where [all do](Isa::ALL_ASK): those that its
+    /// work leaves room for.
+    fn share(_stage: Stage, _rows: usize, _widths: [usize; 2]) -> usize {
+        0
     }
 
     /// Writes the first columns of a row as it is stored, rounded to BF16.
@@ -317,20 +331,17 @@ pub trait Isa: Copy {
     ) -> Left;
 
     /// C2 of a block's first panel, a full one, over values that nobody packed: [`pack_v`](Isa::pack_v)
-    /// for the panels to come, and [`pv`](Isa::pv). Returns whether V is finite, and what it left. May
-    /// ask for `next`, rows to come.
-    #[expect(clippy::too_many_arguments, reason = "two stages in one")]
+    /// for the panels to come, and [`pv`](Isa::pv). Returns whether V is finite, and what it left.
     fn pv_packing<const D_V: usize>(
         self,
         call: &Pv<'_>,
         p: &L0a,
         values: &Rows<'_>,
-        next: &[&[bf16]],
         v: &mut [VBuffer; 3],
         scratch: &mut L0b,
         o: &mut [OStrip],
     ) -> (bool, Left) {
-        if self.pack_v::<D_V>(values.as_slice(), 0, next, v) {
+        if self.pack_v::<D_V>(values.as_slice(), 0, call.next, v) {
             (false, Left::EVERYTHING)
         } else {
             (true, self.pv::<D_V>(call, p, v, scratch, o))
@@ -338,14 +349,12 @@ pub trait Isa: Copy {
     }
 
     /// C2 over values that nobody packed, for up to [`DIRECT_ROWS`](Isa::DIRECT_ROWS)
-    /// rows: the same sums in the same order as [`pv`](Isa::pv). May ask for `next`, rows
-    /// to come.
+    /// rows: the same sums in the same order as [`pv`](Isa::pv).
     fn pv_direct<const D_V: usize>(
         self,
         _call: &Pv<'_>,
         _p: &L0a,
         _values: &Rows<'_>,
-        _next: &[&[bf16]],
         _scratch: &mut L0b,
         _o: &mut [OStrip],
     ) -> Left {

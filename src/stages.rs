@@ -206,6 +206,7 @@ impl<'a> Stages<'a> {
             maxima: None,
             rescale: self.options.rescale,
             precision: self.options.precision,
+            next: &[],
         };
         self.options.backend.with(V1(self.tiles, call));
         Work::Elements((KEYS * ROWS) as u64)
@@ -232,6 +233,7 @@ impl<'a> Stages<'a> {
             keys: KEYS,
             precision: self.options.precision,
             increment: increment.as_ref(),
+            next: &[],
         };
         self.options.backend.with(C2(self.tiles, call, self.o));
         Work::Flop((2 * KEYS * ROWS * D_V) as u64)

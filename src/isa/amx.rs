@@ -14,6 +14,7 @@
 //! `docs/adr/0018` has what was measured.
 #![allow(unsafe_code, reason = "tile instructions and feature-gated calls")]
 
+mod asks;
 mod c1;
 mod c2;
 mod tiles;
@@ -21,8 +22,9 @@ mod tiles;
 use core::ops::Range;
 
 use half::bf16;
-use tiles::{SIDE, Tiles};
+use tiles::{DEPTH, SIDE, Tiles};
 
+use super::ahead::Ahead;
 use super::simd;
 use super::v1::{self, Pairs};
 use super::zmm::dots::{self, Dots};
@@ -31,8 +33,10 @@ use super::{Close, Isa, Left, Maxima, Pv, Rows, Softmax, detect, half_of};
 use crate::bits::{Increment, bf16_widen};
 use crate::format::Row;
 use crate::problem::Precision;
+use crate::schedule::Stage;
 use crate::tile::{
-    BLOCK_KEYS, L0a, L0b, OStrip, PANEL_ROWS, PTile, QPanel, RowState, STRIP, STile, VBuffer,
+    BLOCK_KEYS, BLOCK_PAIRS, L0a, L0b, OStrip, PANEL_ROWS, PTile, QPanel, RowState, STRIP, STile,
+    VBuffer,
 };
 
 /// Proof that the processor has AMX with BF16 products, that this process may use it, and that the processor has
@@ -53,6 +57,20 @@ impl Amx {
 
 impl Isa for Amx {
     const DIRECT_ROWS: usize = PANEL_ROWS;
+    const ALL_ASK: bool = true;
+
+    fn share(stage: Stage, rows: usize, [d_qk, d_v]: [usize; 2]) -> usize {
+        let tiles = rows.div_ceil(SIDE);
+        let row_lines = d_qk / DEPTH;
+        // Register tiles of two by two have two tiles of rows each, and half of the keys or columns.
+        let lines = match stage {
+            Stage::C1(_) => tiles * (BLOCK_KEYS / c1::VISIT) * row_lines * asks::LINES,
+            Stage::V1(_) => tiles * BLOCK_PAIRS,
+            Stage::C2(_) => tiles * (d_v / STRIP) * (BLOCK_KEYS / DEPTH) * asks::LINES,
+            Stage::Last => 0,
+        };
+        lines / row_lines
+    }
 
     fn widen(self, row: &Row<'_>, out: &mut [bf16]) {
         // SAFETY: the token proves the features.
@@ -61,7 +79,7 @@ impl Isa for Amx {
 
     fn pack_q<const D_QK: usize>(self, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
         // SAFETY: the token proves the features.
-        unsafe { zmm::pack_q::<D_QK>(self.zmm, rows, negate, panel) }
+        unsafe { zmm::transpose_q::<true>(self.zmm, D_QK, rows, negate, panel) }
     }
 
     fn pack_v<const D_V: usize>(
@@ -80,11 +98,12 @@ impl Isa for Amx {
         q: &QPanel,
         rows: usize,
         keys: &Rows<'_>,
-        _next: &[&[bf16]],
+        next: &[&[bf16]],
         scratch: &mut L0b,
         s: &mut STile,
     ) -> Option<Maxima> {
-        c1::qk(self, &q.0[..D_QK / 2], rows, keys.as_slice(), scratch, s);
+        let q = &q.0[..D_QK / 2];
+        c1::qk(self, q, rows, keys.as_slice(), next, scratch, s);
         None
     }
 
@@ -129,7 +148,6 @@ impl Isa for Amx {
         call: &Pv<'_>,
         p: &L0a,
         values: &Rows<'_>,
-        _next: &[&[bf16]],
         scratch: &mut L0b,
         o: &mut [OStrip],
     ) -> Left {
@@ -167,7 +185,18 @@ const LARGEST: u32 = 64;
 /// V1, and P as C2 takes it.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn softmax(isa: Amx, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
-    v1::softmax(isa.zmm, Pairs::<_, LARGEST>(isa.dots), call, s, p, state);
+    let steps = call.rows.div_ceil(LANES) * call.keys.div_ceil(2);
+    let mut ahead = Ahead::of(call.next, steps);
+    let beside = || ahead.step_far(isa.zmm);
+    v1::softmax(
+        isa.zmm,
+        Pairs::<_, LARGEST>(isa.dots),
+        call,
+        s,
+        p,
+        state,
+        beside,
+    );
     let tiles = call.rows.div_ceil(SIDE);
     c2::transpose_p(&mut p.high, tiles, call.keys);
     if call.precision == Precision::Bf16x2 {

@@ -154,14 +154,13 @@ impl Isa for Avx512Bf16 {
         call: &Pv<'_>,
         p: &L0a,
         values: &Rows<'_>,
-        next: &[&[bf16]],
         v: &mut [VBuffer; 3],
         _scratch: &mut L0b,
         o: &mut [OStrip],
     ) -> (bool, Left) {
         let v = Packed::Strips(v);
         // SAFETY: the token proves the features.
-        let all = unsafe { c2::pv_packing::<D_V>(self.zmm, call, p, values, next, v, o) };
+        let all = unsafe { c2::pv_packing::<D_V>(self.zmm, call, p, values, v, o) };
         (all == 0, Left { all, tail: 0 })
     }
 
@@ -170,19 +169,18 @@ impl Isa for Avx512Bf16 {
         call: &Pv<'_>,
         p: &L0a,
         values: &Rows<'_>,
-        next: &[&[bf16]],
         scratch: &mut L0b,
         o: &mut [OStrip],
     ) -> Left {
         let zmm = self.zmm;
         let all = if call.rows <= few::C2_ROWS {
             // SAFETY: the token proves the features.
-            unsafe { few::pv::<D_V>(zmm, call, p, values, next, scratch, o) }
+            unsafe { few::pv::<D_V>(zmm, call, p, values, scratch, o) }
         } else {
             let memory: &mut [u32] = bytemuck::cast_slice_mut(scratch[0].0.as_flattened_mut());
             let v = Packed::Strip(memory.as_chunks_mut().0);
             // SAFETY: the token proves the features.
-            unsafe { c2::pv_packing::<D_V>(zmm, call, p, values, next, v, o) }
+            unsafe { c2::pv_packing::<D_V>(zmm, call, p, values, v, o) }
         };
         Left { all, tail: 0 }
     }
@@ -411,7 +409,7 @@ fn accumulate<const KEYS: usize, const VECS: usize>(
 /// V1, with the processor's own conversion and dots.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn softmax(isa: Avx512Bf16, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
-    v1::softmax(isa.zmm, Pairs::<Dots>(isa.dots), call, s, p, state);
+    v1::softmax(isa.zmm, Pairs::<Dots>(isa.dots), call, s, p, state, || ());
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]

@@ -815,7 +815,7 @@ macro_rules! backend {
                     p: &mut L0a,
                     state: &mut RowState,
                 ) {
-                    v1::softmax(simd, v1::Whole, call, s, p, state);
+                    v1::softmax(simd, v1::Whole, call, s, p, state, || ());
                 }
                 // SAFETY: the token proves the features.
                 unsafe { run(self, call, s, p, state) }
@@ -830,7 +830,8 @@ macro_rules! backend {
                 o: &mut [OStrip],
             ) -> Left {
                 let values = fp32::packed(D_V, v, call.keys);
-                self.pv_direct::<D_V>(call, p, &values, &[], scratch, o)
+                let call = Pv { next: &[], ..*call };
+                self.pv_direct::<D_V>(&call, p, &values, scratch, o)
             }
 
             fn pv_direct<const D_V: usize>(
@@ -838,7 +839,6 @@ macro_rules! backend {
                 call: &Pv<'_>,
                 p: &L0a,
                 values: &Rows<'_>,
-                next: &[&[bf16]],
                 scratch: &mut L0b,
                 o: &mut [OStrip],
             ) -> Left {
@@ -849,11 +849,10 @@ macro_rules! backend {
                     call: &Pv<'_>,
                     p: &L0a,
                     values: &Rows<'_>,
-                    next: &[&[bf16]],
                     scratch: &mut L0b,
                     o: &mut [OStrip],
                 ) -> Left {
-                    fp32::few::pv(simd, call, p, values, next, scratch, o)
+                    fp32::few::pv(simd, call, p, values, scratch, o)
                 }
                 $(#[target_feature(enable = $features)])?
                 fn run(
@@ -871,7 +870,7 @@ macro_rules! backend {
                 unsafe {
                     // With streams, few rows are what is left of many.
                     if call.rows <= Self::BOTH_ASK_ROWS {
-                        few(self, call, p, values, next, scratch, o)
+                        few(self, call, p, values, scratch, o)
                     } else {
                         run(self, call, p, values, scratch, o)
                     }

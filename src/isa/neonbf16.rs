@@ -300,7 +300,7 @@ fn qk_tile(
 /// V1, with the processor's own conversion.
 #[target_feature(enable = "neon,bf16")]
 fn softmax(isa: NeonBf16, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
-    v1::softmax(isa.simd, Pairs::<NeonBf16>(isa), call, s, p, state);
+    v1::softmax(isa.simd, Pairs::<NeonBf16>(isa), call, s, p, state, || ());
 }
 
 impl Rounding<Neon> for NeonBf16 {

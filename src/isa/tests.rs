@@ -104,6 +104,7 @@ impl Visitor for Run<'_> {
             maxima: maxima.as_ref(),
             rescale: self.rescale,
             precision: self.precision,
+            next: keys.as_slice(),
         };
         isa.softmax(&call, &l0c[0], l0a, &mut ub[0]);
         let prob = |k| core::array::from_fn(|r| isa.prob(l0a, self.precision, k, r));
@@ -113,6 +114,7 @@ impl Visitor for Run<'_> {
             keys: self.len,
             precision: self.precision,
             increment: self.increment,
+            next: keys.as_slice(),
         };
         let start: Vec<OStrip> = std::vec![[[0.75; STRIP]; PANEL_ROWS]; STRIPS];
         let mut o = start.clone();
@@ -122,7 +124,7 @@ impl Visitor for Run<'_> {
         let direct = (self.rows <= I::DIRECT_ROWS).then(|| {
             let mut o = start.clone();
             isa.settle(&mut o, self.rows, true);
-            let left = isa.pv_direct::<MAX_D_V>(&call, l0a, &values, keys.as_slice(), l0b, &mut o);
+            let left = isa.pv_direct::<MAX_D_V>(&call, l0a, &values, l0b, &mut o);
             isa.settle(&mut o, self.rows, false);
             (o, left)
         });
@@ -130,9 +132,8 @@ impl Visitor for Run<'_> {
             let mut o = start;
             isa.settle(&mut o, self.rows, true);
             let v = core::mem::replace(&mut l1.v, [[Tile([[u32::MAX; _]; _]); _]; _]);
-            let next = keys.as_slice();
             let (finite, left) =
-                isa.pv_packing::<MAX_D_V>(&call, l0a, &values, next, &mut l1.v, l0b, &mut o);
+                isa.pv_packing::<MAX_D_V>(&call, l0a, &values, &mut l1.v, l0b, &mut o);
             let strips =
                 |v: &[VBuffer; 3]| v.as_flattened().iter().map(|v| v.0).collect::<Vec<_>>();
             assert!(non_finite || strips(&l1.v) == strips(&v));
@@ -508,6 +509,7 @@ impl Visitor for TwoBlocks<'_> {
                 maxima: None,
                 rescale: Rescale::Exact,
                 precision,
+                next: &[],
             };
             isa.softmax(&call, &l0c[0], l0a, &mut ub[0]);
             let prob = |k| core::array::from_fn(|r| isa.prob(l0a, precision, k, r));

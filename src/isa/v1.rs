@@ -105,7 +105,7 @@ impl<S: Simd, R: Rounding<S>, const RARE: u32> Keep<S> for Pairs<R, RARE> {
     }
 }
 
-/// [`super::Isa::softmax`].
+/// [`super::Isa::softmax`], and `beside` after each pair and vector.
 #[inline(always)]
 pub fn softmax<S: Simd, K: Keep<S>>(
     simd: S,
@@ -114,6 +114,7 @@ pub fn softmax<S: Simd, K: Keep<S>>(
     s: &STile,
     p: &mut L0a,
     state: &mut RowState,
+    mut beside: impl FnMut(),
 ) {
     let vectors = call.rows.div_ceil(S::LANES);
     let max = match (call.maxima, call.mask) {
@@ -135,16 +136,16 @@ pub fn softmax<S: Simd, K: Keep<S>>(
         };
         match (call.mask, call.precision) {
             (None, Precision::Bf16) => {
-                vector.exponentiate::<false, false>(s, p, state, &mut largest)
+                vector.exponentiate::<false, false>(s, p, state, &mut largest, &mut beside)
             }
             (None, Precision::Bf16x2) => {
-                vector.exponentiate::<false, true>(s, p, state, &mut largest)
+                vector.exponentiate::<false, true>(s, p, state, &mut largest, &mut beside)
             }
             (Some(_), Precision::Bf16) => {
-                vector.exponentiate::<true, false>(s, p, state, &mut largest)
+                vector.exponentiate::<true, false>(s, p, state, &mut largest, &mut beside)
             }
             (Some(_), Precision::Bf16x2) => {
-                vector.exponentiate::<true, true>(s, p, state, &mut largest)
+                vector.exponentiate::<true, true>(s, p, state, &mut largest, &mut beside)
             }
         }
     }
@@ -218,6 +219,7 @@ impl<S: Simd, K: Keep<S>> Vector<'_, S, K> {
         p: &mut L0a,
         state: &mut RowState,
         largest: &mut Largest,
+        beside: &mut impl FnMut(),
     ) {
         let Self {
             simd,
@@ -269,6 +271,7 @@ impl<S: Simd, K: Keep<S>> Vector<'_, S, K> {
                 }
             }
             kept = keep.keep::<LOW>(simd, prob, p, [pair, v], kept);
+            beside();
         }
         let sum = simd.add(sums[0], sums[1]);
         let kept = match kept {

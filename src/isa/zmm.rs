@@ -14,7 +14,7 @@ use super::ahead::{Ahead, LINE};
 use super::detect;
 use super::simd::{EXP2_MIN, Simd};
 use crate::format::Row;
-use crate::tile::{QPanel, STRIP, VBuffer};
+use crate::tile::{PANEL_ROWS, QPanel, STRIP, VBuffer};
 
 /// Lanes of a vector.
 pub const LANES: usize = 16;
@@ -270,34 +270,58 @@ pub fn widen_row(zmm: Zmm, row: &Row<'_>, out: &mut [bf16]) {
     widen::widen(zmm, zmm, row, out);
 }
 
-/// Transposes 16 rows x 16 feature pairs at a time, across the panel, and asks for the rows' lines that come
-/// then: the processor doesn't see through 64 streams.
+/// [`super::Isa::pack_q`]: pairs x rows.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub fn pack_q<const D_QK: usize>(zmm: Zmm, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
+    transpose_q::<false>(zmm, D_QK, rows, negate, panel);
+    for out in &mut panel.0[..D_QK / 2] {
+        out[rows.len().next_multiple_of(LANES)..].fill(0);
+    }
+}
+
+/// Transposes 16 rows x 16 feature pairs at a time, across the panel, and asks for the rows' lines that come
+/// then: the processor doesn't see through 64 streams. With `PIECES` what is transposed at once, 16 x 16, is one piece in
+/// the place of those pairs, and otherwise lies in its rows. Not for each width anew.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+#[inline(never)]
+pub fn transpose_q<const PIECES: bool>(
+    zmm: Zmm,
+    d_qk: usize,
+    rows: &[&[bf16]],
+    negate: bool,
+    panel: &mut QPanel,
+) {
     /// Elements of a row that are on their way: two transpositions' worth.
     const LEAD: usize = 4 * LANES;
-    const { assert!(D_QK.is_multiple_of(2 * LANES)) };
+    assert!(d_qk.is_multiple_of(2 * LANES));
     let sign = _mm512_set1_epi32(if negate { 0x8000_8000_u32 } else { 0 }.cast_signed());
-    for start in (0..LEAD.min(D_QK)).step_by(LINE) {
+    for start in (0..LEAD.min(d_qk)).step_by(LINE) {
         for row in rows {
             zmm.prefetch(&raw const row[start]);
         }
     }
-    for first in (0..D_QK / 2).step_by(LANES) {
+    for first in (0..d_qk / 2).step_by(LANES) {
         for (v, rows) in rows.chunks(LANES).enumerate() {
             let mut block = [_mm512_setzero_si512(); LANES];
             for (out, row) in block.iter_mut().zip(rows) {
                 *out = _mm512_xor_si512(load_row(&row[2 * first..]), sign);
-                zmm.prefetch(&raw const row[(2 * first + LEAD).min(D_QK - 1)]);
+                zmm.prefetch(&raw const row[(2 * first + LEAD).min(d_qk - 1)]);
             }
             transpose(&mut block);
-            for (out, column) in panel.0[first..].iter_mut().zip(block) {
-                store_pairs(&mut out.as_chunks_mut().0[v], column);
+            let lines = panel.0[first..][..LANES]
+                .as_flattened_mut()
+                .as_chunks_mut()
+                .0;
+            for (i, column) in block.into_iter().enumerate() {
+                let line = if PIECES {
+                    v * LANES + i
+                } else {
+                    i * (PANEL_ROWS / LANES) + v
+                };
+                store_pairs(&mut lines[line], column);
             }
         }
-    }
-    for out in &mut panel.0[..D_QK / 2] {
-        out[rows.len().next_multiple_of(LANES)..].fill(0);
     }
 }
 

@@ -1,10 +1,11 @@
 //! C1 of a panel: `S^T = K Q^T`, keys as they lie in the cache.
 
+use super::asks::Asks;
 use super::tiles::{self, DEPTH};
 use super::*;
 
 /// Keys of a visit, and rows of the tile of four that it is for 16 rows.
-const VISIT: usize = 4 * SIDE;
+pub const VISIT: usize = 4 * SIDE;
 /// Features of a visit to keys that don't lie in whole tiles, and are copied first, or in whole lines.
 const COPIED: usize = 192;
 /// Where they are copied to.
@@ -17,6 +18,7 @@ pub fn qk(
     q: &[[u32; PANEL_ROWS]],
     rows: usize,
     keys: &[&[bf16]],
+    next: &[&[bf16]],
     scratch: &mut L0b,
     s: &mut STile,
 ) {
@@ -28,6 +30,7 @@ pub fn qk(
     let copies: &mut Copies = &mut memory.as_chunks_mut().0.as_chunks_mut().0[0];
     let tiles = Tiles::new(isa);
     let row_tiles = rows.div_ceil(SIDE);
+    let mut asks = Asks::of(next);
     for (keys, s) in keys.chunks(VISIT).zip(s.0.as_chunks_mut::<VISIT>().0) {
         let lying = lying(keys, d_qk);
         // S stays in registers then. Otherwise keys come from L1d, for all rows.
@@ -47,16 +50,19 @@ pub fn qk(
             for (half, k) in [low, high].into_iter().enumerate() {
                 for row in (0..row_tiles / 2 * 2 * SIDE).step_by(2 * SIDE) {
                     let s = s.wrapping_add(half * 2 * SIDE * PANEL_ROWS + row);
-                    // SAFETY: K is 32 rows that each have these columns ([`lying`]), or copies of them; Q has
-                    // `2 * SIDE` rows from `row` on in each of its pairs, and so has S in each of its 32 keys.
-                    unsafe { tiles.square(k, q.wrapping_add(row), steps, s, chunk > 0) };
+                    let q = q.wrapping_add(SIDE * row);
+                    let ask = asks.next(steps, q);
+                    // SAFETY: K is 32 rows that each have these columns ([`lying`]), or copies of them; Q has two
+                    // pieces from that one on in each step, and S `2 * SIDE` rows from `row` on in each of its 32 keys.
+                    unsafe { tiles.scores(k, q, steps, s, chunk > 0, ask) };
                 }
             }
             if row_tiles % 2 == 1 {
                 let row = SIDE * (row_tiles - 1);
-                let (q, s) = (q.wrapping_add(row), s.wrapping_add(row));
+                let (q, s) = (q.wrapping_add(SIDE * row), s.wrapping_add(row));
+                let ask = asks.next(steps, q);
                 // SAFETY: the same with 64 keys and `SIDE` rows.
-                unsafe { tiles.column(k, q, steps, s, chunk > 0) };
+                unsafe { tiles.scores_of_16(k, q, steps, s, chunk > 0, ask) };
             }
         }
     }
@@ -64,7 +70,7 @@ pub fn qk(
 
 /// The tiles of a visit as its keys lie, if they are whole tiles with the same distance from each key to the next; the
 /// first once more for those that it lacks. Each key has so many columns.
-fn lying(keys: &[&[bf16]], d_qk: usize) -> Option<tiles::Operand<4>> {
+fn lying(keys: &[&[bf16]], d_qk: usize) -> Option<tiles::Keys<4>> {
     let (groups, rest) = keys.as_chunks::<SIDE>();
     let place = |keys: &[&[bf16]; SIDE]| keys.map(|key| key[..d_qk].as_ptr().expose_provenance());
     let first = place(groups.first()?);
@@ -80,22 +86,20 @@ fn lying(keys: &[&[bf16]], d_qk: usize) -> Option<tiles::Operand<4>> {
         }
         *to = place[0];
     }
-    rest.is_empty().then(|| tiles::Operand {
+    rest.is_empty().then(|| tiles::Keys {
         at: at.map(core::ptr::with_exposed_provenance),
         stride,
-        step: size_of::<[bf16; DEPTH]>(),
     })
 }
 
 /// Copies of some columns of a visit's keys. Behind them lies anything: nobody reads the scores.
-fn copy(keys: &[&[bf16]], columns: Range<usize>, copies: &mut Copies) -> tiles::Operand<4> {
+fn copy(keys: &[&[bf16]], columns: Range<usize>, copies: &mut Copies) -> tiles::Keys<4> {
     for (copy, key) in copies.iter_mut().zip(keys) {
         copy[..columns.len()].copy_from_slice(&key[columns.clone()]);
     }
     let first: *const u8 = copies.as_ptr().cast();
-    tiles::Operand {
+    tiles::Keys {
         at: core::array::from_fn(|i| first.wrapping_add(i * size_of::<[[bf16; COPIED]; SIDE]>())),
         stride: size_of::<[bf16; COPIED]>(),
-        step: size_of::<[bf16; DEPTH]>(),
     }
 }

@@ -4,6 +4,7 @@ use core::arch::x86_64::*;
 
 use half::bf16;
 
+use super::asks::Asks;
 use super::tiles::DEPTH;
 use super::*;
 use crate::isa::simd::Simd;
@@ -55,8 +56,9 @@ pub fn pack_v<const D_V: usize>(
 #[inline(never)]
 pub fn pv(isa: Amx, call: &Pv<'_>, p: &L0a, v: &[VBuffer; 3], o: &mut [OStrip]) {
     let c2 = C2::new(isa, call, p);
+    let asks = &mut Asks::of(call.next);
     for (v, o) in v.as_flattened().iter().zip(o) {
-        c2.strip(&v.0, 0..call.keys, o);
+        c2.strip(&v.0, 0..call.keys, asks, o);
         c2.add_residuals(|key| packed_value(&v.0, key), 0..call.keys, o);
     }
 }
@@ -75,6 +77,7 @@ pub fn pv_direct(
 ) -> Left {
     const { assert!(Left::TAIL.is_multiple_of(DEPTH)) };
     let c2 = C2::new(isa, call, p);
+    let asks = &mut Asks::of(call.next);
     let mut left = Left::NOTHING;
     for (strip, o) in o.iter_mut().enumerate() {
         let column = STRIP * strip;
@@ -89,12 +92,33 @@ pub fn pv_direct(
                 *left |= 1 << strip;
                 break;
             }
-            c2.strip(v, done.end..done.end + half.len(), o);
+            c2.strip(v, done.end..done.end + half.len(), asks, o);
             done.end += half.len();
         }
         c2.add_residuals(|key| lying_value(values[key], column), done, o);
     }
     left
+}
+
+/// Rows of a panel, a bit each.
+#[derive(Clone, Copy)]
+struct RowSet(u64);
+
+impl RowSet {
+    /// Those of the first `rows` that qualify.
+    fn of(rows: usize, qualifies: impl Fn(usize) -> bool) -> Self {
+        Self((0..rows).fold(0, |set, r| set | u64::from(qualifies(r)) << r))
+    }
+}
+
+impl Iterator for RowSet {
+    type Item = usize;
+
+    fn next(&mut self) -> Option<usize> {
+        let row = self.0.trailing_zeros() as usize;
+        self.0 &= self.0.wrapping_sub(1);
+        (row < PANEL_ROWS).then_some(row)
+    }
 }
 
 /// What all strips share.
@@ -103,6 +127,10 @@ struct C2<'a> {
     tiles: Tiles,
     call: &'a Pv<'a>,
     p: &'a L0a,
+    /// Rows whose O the rescale moves: in most blocks none.
+    moved: RowSet,
+    /// Rows of whose largest P rounding took something that counts.
+    rounded: RowSet,
 }
 
 impl<'a> C2<'a> {
@@ -112,38 +140,44 @@ impl<'a> C2<'a> {
             tiles: Tiles::new(isa),
             call,
             p,
+            moved: call.increment.map_or(RowSet(0), |increment| {
+                RowSet::of(call.rows, |r| increment[r] != 0)
+            }),
+            rounded: match call.precision {
+                Precision::Bf16 => RowSet::of(call.rows, |r| p.residuals.p[r] != 0),
+                Precision::Bf16x2 => RowSet(0),
+            },
         }
     }
 
     /// Some keys, of which `v` holds the values; the first come with the rescale.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn strip(&self, v: &[[u32; STRIP]], keys: Range<usize>, o: &mut OStrip) {
+    fn strip(&self, v: &[[u32; STRIP]], keys: Range<usize>, asks: &mut Asks<'_>, o: &mut OStrip) {
         let Self { call, p, .. } = *self;
-        let increment = call.increment.filter(|_| keys.start == 0);
-        if let Some(increment) = increment {
-            for (o, &increment) in o.iter_mut().zip(increment).take(call.rows) {
-                // Most blocks don't move the reference: nothing to add then.
-                if increment != 0 {
-                    for o in o.as_chunks_mut().0 {
-                        let moved = self.isa.zmm.add_increment(self.isa.zmm.load(o), increment);
-                        self.isa.zmm.store(moved, o);
-                    }
+        if let Some(increment) = call.increment.filter(|_| keys.start == 0) {
+            for r in self.moved {
+                for o in o[r].as_chunks_mut().0 {
+                    let moved = self
+                        .isa
+                        .zmm
+                        .add_increment(self.isa.zmm.load(o), increment[r]);
+                    self.isa.zmm.store(moved, o);
                 }
             }
         }
         let add = call.increment.is_some() || keys.start > 0;
         match call.precision {
-            Precision::Bf16 => self.products(&p.high, v, keys, add, o),
+            Precision::Bf16 => self.products(&p.high, v, keys, add, asks, o),
             // Half by half, as where no more are packed at once.
             Precision::Bf16x2 => {
                 let middle = keys.end.min(keys.start + Left::TAIL);
                 let pairs = (middle - keys.start).div_ceil(2).next_multiple_of(SIDE);
                 let (first, second) = v.split_at(pairs);
-                self.products(&p.high, first, keys.start..middle, add, o);
-                self.products(&p.low, first, keys.start..middle, true, o);
+                self.products(&p.high, first, keys.start..middle, add, asks, o);
+                self.products(&p.low, first, keys.start..middle, true, asks, o);
                 if middle < keys.end {
-                    self.products(&p.high, second, middle..keys.end, true, o);
-                    self.products(&p.low, second, middle..keys.end, true, o);
+                    self.products(&p.high, second, middle..keys.end, true, asks, o);
+                    self.products(&p.low, second, middle..keys.end, true, asks, o);
                 }
             }
         }
@@ -157,6 +191,7 @@ impl<'a> C2<'a> {
         v: &[[u32; STRIP]],
         keys: Range<usize>,
         add: bool,
+        asks: &mut Asks<'_>,
         o: &mut OStrip,
     ) {
         let pairs = keys.start / 2..keys.end.div_ceil(2);
@@ -167,26 +202,22 @@ impl<'a> C2<'a> {
         let p: *const u32 = p.as_ptr().cast();
         let v: *const u32 = v.as_ptr().cast();
         let o: *mut f32 = o.as_mut_ptr().cast();
-        let left = |row: usize| p.wrapping_add(row).cast::<u8>();
-        let stride = size_of::<[u32; PANEL_ROWS]>();
-        let step = SIDE * stride;
         for column in (0..STRIP).step_by(SQUARE) {
             for row in (0..row_tiles / 2 * SQUARE).step_by(SQUARE) {
-                let at = [left(row), left(row + SIDE)];
-                let p = tiles::Operand { at, stride, step };
-                let (v, o) = (v.wrapping_add(column), o.wrapping_add(row * STRIP + column));
+                let (p, v) = (p.wrapping_add(row), v.wrapping_add(column));
+                let o = o.wrapping_add(row * STRIP + column);
+                let ask = asks.next(steps, v);
                 // SAFETY: each 16 pairs of P hold 16 rows of tiles, of which there are `steps`; V has as many; O has
                 // `SQUARE` rows from `row` on and columns from `column` on.
-                unsafe { self.tiles.square(p, v, steps, o, add) };
+                unsafe { self.tiles.outputs(p, v, steps, o, add, ask) };
             }
         }
         if row_tiles % 2 == 1 {
             let row = SIDE * (row_tiles - 1);
-            let at = [left(row)];
-            let p = tiles::Operand { at, stride, step };
-            let o = o.wrapping_add(row * STRIP);
+            let (p, o) = (p.wrapping_add(row), o.wrapping_add(row * STRIP));
+            let ask = asks.next(steps, v);
             // SAFETY: the same with `SIDE` rows and all columns of the strip.
-            unsafe { self.tiles.row(p, v, steps, o, add) };
+            unsafe { self.tiles.outputs_of_16(p, v, steps, o, add, ask) };
         }
     }
 
@@ -200,18 +231,15 @@ impl<'a> C2<'a> {
         o: &mut OStrip,
     ) {
         let (zmm, residuals) = (self.isa.zmm, &self.p.residuals);
-        if self.call.precision != Precision::Bf16 {
-            return;
-        }
-        for (r, o) in o.iter_mut().enumerate().take(self.call.rows) {
+        for r in self.rounded {
             let p = residuals.p[r];
             // One half is zero.
             let key = 2 * residuals.pair[r] as usize + usize::from(p > 0xffff);
-            if p == 0 || !keys.contains(&key) {
+            if !keys.contains(&key) {
                 continue;
             }
             let p = zmm.splat(bf16_widen(half_of(p, key)));
-            for (o, v) in o.as_chunks_mut().0.iter_mut().zip(value(key)) {
+            for (o, v) in o[r].as_chunks_mut().0.iter_mut().zip(value(key)) {
                 zmm.store(zmm.mul_add(v, p, zmm.load(o)), o);
             }
         }

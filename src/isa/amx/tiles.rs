@@ -7,14 +7,17 @@ use core::arch::asm;
 use core::marker::PhantomData;
 
 use super::Amx;
+use super::asks::Ask;
 use crate::tile::{PANEL_ROWS, STRIP};
 
 /// Rows of a tile, and its columns of 32 bits.
 pub const SIDE: usize = 16;
 /// Features, or keys, that one product sums over: a tile's pairs.
 pub const DEPTH: usize = 2 * SIDE;
-/// From one row of S, O, Q, P and V to the next, in bytes.
+/// From one row of S, O, P and V to the next, in bytes.
 const ROW: usize = size_of::<[u32; STRIP]>();
+/// The same of Q, of which each tile is in one piece.
+const PIECE_ROW: usize = size_of::<[u32; SIDE]>();
 
 const _: () = assert!(PANEL_ROWS == STRIP);
 
@@ -51,18 +54,16 @@ static CONFIG: Config = {
     }
 };
 
-/// Tiles of a left operand, `N` of them one beside the other: 16 rows of pairs each.
+/// Tiles of K, `N` of them one below the other: 16 keys each, of which a step takes 32 features.
 #[derive(Clone, Copy)]
-pub struct Operand<const N: usize> {
-    /// Where each begins.
+pub struct Keys<const N: usize> {
+    /// Where each tile begins.
     pub at: [*const u8; N],
-    /// From row to row, in bytes.
+    /// From key to key, in bytes.
     pub stride: usize,
-    /// From one step to the next, in bytes.
-    pub step: usize,
 }
 
-impl Operand<4> {
+impl Keys<4> {
     /// Whether each row of a tile lies in one cache line, and doesn't take two loads.
     pub fn in_lines(&self) -> bool {
         let whole = |at: usize| at.is_multiple_of(size_of::<[u32; SIDE]>());
@@ -76,18 +77,18 @@ impl Operand<4> {
     }
 
     /// The first two tiles, and the others.
-    pub fn halves(self) -> [Operand<2>; 2] {
+    pub fn halves(self) -> [Keys<2>; 2] {
         let [a, b, c, d] = self.at;
-        let Self { stride, step, .. } = self;
-        [[a, b], [c, d]].map(|at| Operand { at, stride, step })
+        let stride = self.stride;
+        [[a, b], [c, d]].map(|at| Keys { at, stride })
     }
 }
 
 /// Four accumulators, of which `c` tells the places: zeros, or what lies there if `add`; one step's instructions, for
-/// all steps; and what lies there then.
+/// all steps, and operands that they have beside `row` and `ask`; and what lies there then.
 macro_rules! register_tile {
-    ([$($left:ident = $at:expr),*], $a:ident, $b:ident, $steps:ident, $add:ident,
-     $c:ident + [$c0:literal, $c1:literal, $c2:literal, $c3:literal], $($step:literal,)*) => {
+    ($steps:ident, $add:ident, $ask:ident,
+     $c:ident + [$c0:literal, $c1:literal, $c2:literal, $c3:literal], [$($step:literal,)*], $($operands:tt)*) => {
         asm!(
             "test {add}, {add}",
             "jnz 2f",
@@ -103,19 +104,17 @@ macro_rules! register_tile {
             concat!("tileloadd tmm3, [{c} + 1*{row} + ", $c3, "]"),
             "3:",
             $($step,)*
-            $(concat!("add {", stringify!($left), "}, {step}"),)*
-            "add {b}, 4096",
+            "add {ask}, {ask_step}",
             "dec {steps}",
             "jnz 3b",
             concat!("tilestored [{c} + 1*{row} + ", $c0, "], tmm0"),
             concat!("tilestored [{c} + 1*{row} + ", $c1, "], tmm1"),
             concat!("tilestored [{c} + 1*{row} + ", $c2, "], tmm2"),
             concat!("tilestored [{c} + 1*{row} + ", $c3, "], tmm3"),
-            $($left = inout(reg) $at => _,)*
-            b = inout(reg) $b => _,
+            $($operands)*
             steps = inout(reg) $steps => _,
-            stride = in(reg) $a.stride,
-            step = in(reg) $a.step,
+            ask = inout(reg) $ask.at => _,
+            ask_step = in(reg) $ask.step,
             row = in(reg) ROW,
             c = in(reg) $c,
             add = in(reg) usize::from($add),
@@ -143,100 +142,187 @@ impl Tiles {
         Self(PhantomData)
     }
 
-    /// Two tiles by two: `c[m][n] += sum over steps of a[m] b[n]`, from 0 if not `add`.
+    /// C1, two tiles of keys by two of rows: `s[key][row] += sum over steps of k[key] q[row]`, from 0 if not `add`.
     ///
     /// # Safety
-    /// There is a step at least. `a` has so many of 16 rows to read, `b` as many of 16 rows of 32 pairs, `c` has 32
-    /// rows of 32 sums; rows of either lie 256 bytes apart.
+    /// There is a step at least. Each of 32 keys has so many times 64 bytes to read, `q` has two pieces of 16 x 16 pairs in
+    /// each 4096 bytes, and `s` 32 rows of 32 sums, 256 bytes apart.
     #[inline]
-    pub unsafe fn square(
+    pub unsafe fn scores(
         &self,
-        a: Operand<2>,
-        b: *const u32,
+        k: Keys<2>,
+        q: *const u32,
         steps: usize,
-        c: *mut f32,
+        s: *mut f32,
         add: bool,
+        ask: Ask,
     ) {
         // SAFETY: AMX is there and configured: `self` proves it. What is read and written is the caller's promise.
         unsafe {
             register_tile!(
-                [a0 = a.at[0], a1 = a.at[1]],
-                a,
-                b,
                 steps,
                 add,
-                c + ["0", "64", "4096", "4160"],
-                "tileloadd tmm4, [{a0} + 1*{stride}]",
-                "tileloadd tmm6, [{b} + 1*{row}]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm7, [{b} + 1*{row} + 64]",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tileloadd tmm5, [{a1} + 1*{stride}]",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
+                ask,
+                s + ["0", "64", "4096", "4160"],
+                [
+                    "tileloadd tmm4, [{k0} + 1*{stride}]",
+                    "tileloadd tmm6, [{q} + 1*{piece}]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "prefetcht1 [{ask}]",
+                    "tileloadd tmm7, [{q} + 1*{piece} + 1024]",
+                    "tdpbf16ps tmm1, tmm4, tmm7",
+                    "prefetcht1 [{ask} + 64]",
+                    "tileloadd tmm5, [{k1} + 1*{stride}]",
+                    "tdpbf16ps tmm2, tmm5, tmm6",
+                    "prefetcht1 [{ask} + 128]",
+                    "tdpbf16ps tmm3, tmm5, tmm7",
+                    "add {k0}, 64",
+                    "add {k1}, 64",
+                    "add {q}, 4096",
+                ],
+                k0 = inout(reg) k.at[0] => _,
+                k1 = inout(reg) k.at[1] => _,
+                q = inout(reg) q => _,
+                stride = in(reg) k.stride,
+                piece = in(reg) PIECE_ROW,
             );
         }
     }
 
-    /// Four tiles by one: the same where `b` has 16 columns.
+    /// C1, four tiles of keys by one of rows.
     ///
     /// # Safety
-    /// As for [`square`](Self::square), with 16 pairs a row of `b` and 64 rows of 16 sums.
+    /// As for [`scores`](Self::scores), with 64 keys, one piece, and 64 rows of 16 sums.
     #[inline]
-    pub unsafe fn column(
+    pub unsafe fn scores_of_16(
         &self,
-        a: Operand<4>,
-        b: *const u32,
+        k: Keys<4>,
+        q: *const u32,
         steps: usize,
-        c: *mut f32,
+        s: *mut f32,
         add: bool,
+        ask: Ask,
     ) {
         // SAFETY: AMX is there and configured: `self` proves it. What is read and written is the caller's promise.
         unsafe {
             register_tile!(
-                [a0 = a.at[0], a1 = a.at[1], a2 = a.at[2], a3 = a.at[3]],
-                a,
-                b,
                 steps,
                 add,
-                c + ["0", "4096", "8192", "12288"],
-                "tileloadd tmm6, [{b} + 1*{row}]",
-                "tileloadd tmm4, [{a0} + 1*{stride}]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm5, [{a1} + 1*{stride}]",
-                "tdpbf16ps tmm1, tmm5, tmm6",
-                "tileloadd tmm7, [{a2} + 1*{stride}]",
-                "tdpbf16ps tmm2, tmm7, tmm6",
-                "tileloadd tmm4, [{a3} + 1*{stride}]",
-                "tdpbf16ps tmm3, tmm4, tmm6",
+                ask,
+                s + ["0", "4096", "8192", "12288"],
+                [
+                    "tileloadd tmm6, [{q} + 1*{piece}]",
+                    "tileloadd tmm4, [{k0} + 1*{stride}]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "prefetcht1 [{ask}]",
+                    "tileloadd tmm5, [{k1} + 1*{stride}]",
+                    "tdpbf16ps tmm1, tmm5, tmm6",
+                    "prefetcht1 [{ask} + 64]",
+                    "tileloadd tmm7, [{k2} + 1*{stride}]",
+                    "tdpbf16ps tmm2, tmm7, tmm6",
+                    "prefetcht1 [{ask} + 128]",
+                    "tileloadd tmm4, [{k3} + 1*{stride}]",
+                    "tdpbf16ps tmm3, tmm4, tmm6",
+                    "add {k0}, 64",
+                    "add {k1}, 64",
+                    "add {k2}, 64",
+                    "add {k3}, 64",
+                    "add {q}, 4096",
+                ],
+                k0 = inout(reg) k.at[0] => _,
+                k1 = inout(reg) k.at[1] => _,
+                k2 = inout(reg) k.at[2] => _,
+                k3 = inout(reg) k.at[3] => _,
+                q = inout(reg) q => _,
+                stride = in(reg) k.stride,
+                piece = in(reg) PIECE_ROW,
             );
         }
     }
 
-    /// One tile by four: the same with 16 rows of `a`.
+    /// C2, two tiles of rows by two of columns: `o[row][column] += sum over steps of p[row] v[column]`, from 0 if not
+    /// `add`.
     ///
     /// # Safety
-    /// As for [`square`](Self::square), with 64 pairs a row of `b` and 16 rows of 64 sums.
+    /// There is a step at least. `p` has so many times 16 rows of 32 pairs to read, as tiles of rows x pairs, `v` as many
+    /// times 16 pairs of 32 columns, and `o` 32 rows of 32 sums; rows of all lie 256 bytes apart.
     #[inline]
-    pub unsafe fn row(&self, a: Operand<1>, b: *const u32, steps: usize, c: *mut f32, add: bool) {
+    pub unsafe fn outputs(
+        &self,
+        p: *const u32,
+        v: *const u32,
+        steps: usize,
+        o: *mut f32,
+        add: bool,
+        ask: Ask,
+    ) {
         // SAFETY: AMX is there and configured: `self` proves it. What is read and written is the caller's promise.
         unsafe {
             register_tile!(
-                [a0 = a.at[0]],
-                a,
-                b,
                 steps,
                 add,
-                c + ["0", "64", "128", "192"],
-                "tileloadd tmm4, [{a0} + 1*{stride}]",
-                "tileloadd tmm5, [{b} + 1*{row}]",
-                "tdpbf16ps tmm0, tmm4, tmm5",
-                "tileloadd tmm6, [{b} + 1*{row} + 64]",
-                "tdpbf16ps tmm1, tmm4, tmm6",
-                "tileloadd tmm7, [{b} + 1*{row} + 128]",
-                "tdpbf16ps tmm2, tmm4, tmm7",
-                "tileloadd tmm5, [{b} + 1*{row} + 192]",
-                "tdpbf16ps tmm3, tmm4, tmm5",
+                ask,
+                o + ["0", "64", "4096", "4160"],
+                [
+                    "tileloadd tmm4, [{p} + 1*{row}]",
+                    "tileloadd tmm6, [{v} + 1*{row}]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "prefetcht1 [{ask}]",
+                    "tileloadd tmm7, [{v} + 1*{row} + 64]",
+                    "tdpbf16ps tmm1, tmm4, tmm7",
+                    "prefetcht1 [{ask} + 64]",
+                    "tileloadd tmm5, [{p} + 1*{row} + 64]",
+                    "tdpbf16ps tmm2, tmm5, tmm6",
+                    "prefetcht1 [{ask} + 128]",
+                    "tdpbf16ps tmm3, tmm5, tmm7",
+                    "add {p}, 4096",
+                    "add {v}, 4096",
+                ],
+                p = inout(reg) p => _,
+                v = inout(reg) v => _,
+            );
+        }
+    }
+
+    /// C2, one tile of rows by four of columns.
+    ///
+    /// # Safety
+    /// As for [`outputs`](Self::outputs), with 16 rows, and 64 columns.
+    #[inline]
+    pub unsafe fn outputs_of_16(
+        &self,
+        p: *const u32,
+        v: *const u32,
+        steps: usize,
+        o: *mut f32,
+        add: bool,
+        ask: Ask,
+    ) {
+        // SAFETY: AMX is there and configured: `self` proves it. What is read and written is the caller's promise.
+        unsafe {
+            register_tile!(
+                steps,
+                add,
+                ask,
+                o + ["0", "64", "128", "192"],
+                [
+                    "tileloadd tmm4, [{p} + 1*{row}]",
+                    "tileloadd tmm5, [{v} + 1*{row}]",
+                    "tdpbf16ps tmm0, tmm4, tmm5",
+                    "prefetcht1 [{ask}]",
+                    "tileloadd tmm6, [{v} + 1*{row} + 64]",
+                    "tdpbf16ps tmm1, tmm4, tmm6",
+                    "prefetcht1 [{ask} + 64]",
+                    "tileloadd tmm7, [{v} + 1*{row} + 128]",
+                    "tdpbf16ps tmm2, tmm4, tmm7",
+                    "prefetcht1 [{ask} + 128]",
+                    "tileloadd tmm5, [{v} + 1*{row} + 192]",
+                    "tdpbf16ps tmm3, tmm4, tmm5",
+                    "add {p}, 4096",
+                    "add {v}, 4096",
+                ],
+                p = inout(reg) p => _,
+                v = inout(reg) v => _,
             );
         }
     }

@@ -63,14 +63,13 @@ pub(super) fn pv_packing<const D_V: usize>(
     call: &Pv<'_>,
     p: &L0a,
     values: &Rows<'_>,
-    next: &[&[bf16]],
     mut v: Packed<'_>,
     o: &mut [OStrip],
 ) -> Strips {
     let c2 = C2::new(zmm, call, p);
     let pairs = c2.high.len();
     let rows = padded::<D_V>(values);
-    let mut ahead = Ahead::of(next, pairs * (D_V / STRIP));
+    let mut ahead = Ahead::of(call.next, pairs * (D_V / STRIP));
     let mut left = 0;
     for (strip, o) in o.iter_mut().take(D_V / STRIP).enumerate() {
         let lying = Lying {
@@ -80,7 +79,7 @@ pub(super) fn pv_packing<const D_V: usize>(
         };
         let v = &mut v.strip(strip)[..pairs];
         // Most calls ask for nothing, and don't pay for it.
-        let finite = if next.is_empty() {
+        let finite = if call.next.is_empty() {
             c2.first_tile::<TILE_ROWS, D_V, false>(&lying, &mut ahead, v, o)
         } else {
             c2.first_tile::<TILE_ROWS, D_V, true>(&lying, &mut ahead, v, o)

@@ -161,7 +161,6 @@ pub(super) fn pv<const D_V: usize>(
     call: &Pv<'_>,
     p: &L0a,
     values: &Rows<'_>,
-    next: &[&[bf16]],
     scratch: &mut L0b,
     o: &mut [OStrip],
 ) -> Strips {
@@ -181,7 +180,7 @@ pub(super) fn pv<const D_V: usize>(
         increment: call.increment,
         values: &rows.as_chunks().0[..pairs],
     };
-    let mut ahead = Ahead::of(next, D_V / STRIP * pairs);
+    let mut ahead = Ahead::of(call.next, D_V / STRIP * pairs);
     let mut left = 0;
     for (strip, o) in o.iter_mut().enumerate().take(D_V / STRIP) {
         // A V that isn't finite makes no row's O finite, since 0 times it is NaN: the first tile tells where to look.

@@ -147,7 +147,6 @@ pub fn pv<S: Simd>(
     call: &Pv<'_>,
     p: &L0a,
     values: &Rows<'_>,
-    next: &[&[bf16]],
     scratch: &mut L0b,
     o: &mut [OStrip],
 ) -> Left {
@@ -159,7 +158,6 @@ pub fn pv<S: Simd>(
         values,
         p,
         drafts: rows.0.as_chunks_mut().0,
-        next,
     };
     let d_v = o.len() * STRIP;
     // As many pairs of vectors as there are registers for, and columns.
@@ -201,7 +199,6 @@ struct Few<'a, S> {
     values: &'a [&'a [bf16]],
     p: &'a L0a,
     drafts: &'a mut [Draft],
-    next: &'a [&'a [bf16]],
 }
 
 impl<S: Simd> Few<'_, S> {
@@ -215,7 +212,7 @@ impl<S: Simd> Few<'_, S> {
         // Whole visits, and whole strips.
         let strips = columns.div_ceil(STRIP);
         let visits = o.len() * STRIP / columns;
-        let ahead = &mut Ahead::of(self.next, visits * self.call.keys.div_ceil(2));
+        let ahead = &mut Ahead::of(self.call.next, visits * self.call.keys.div_ceil(2));
         let mut left = 0;
         for (chunk, o) in o.chunks_mut(strips).enumerate() {
             let mut finite = true;

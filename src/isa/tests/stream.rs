@@ -69,6 +69,7 @@ impl<const D_QK: usize, const D_V: usize> Visitor for Stream<'_, D_QK, D_V> {
             maxima: None,
             rescale: self.run.rescale,
             precision: self.run.precision,
+            next: &[],
         };
         let (mut o, mut state) = match self.before {
             Some(before) => (before.o.clone(), before.state),
