@@ -66,7 +66,7 @@ use crate::tile::{
 
 /// Up to so many rows memory limits as much as the multipliers do, and keys are
 /// asked for ahead (the NPU's MTE2). With more the processor's own prefetcher keeps
-/// up, and asking again showed no gain.
+/// up, and asking again showed no gain, but to a backend that computes faster ([`Isa::ALL_ASK`]).
 const FEW_ROWS: usize = 16;
 /// Keys that one C2 asks for beyond C1's lead, where it does, so that memory isn't idle meanwhile. C1
 /// asks for so many fewer.

@@ -6,10 +6,12 @@
 //! | C1 ([`c1`]) | K from the cache itself, 16 keys x 32 features | Q panel, 16 pairs of features x 16 rows | S, keys x rows |
 //! | C2 ([`c2`]) | P, 16 rows x 16 pairs of keys | V strip, 16 pairs of keys x 16 columns | O, rows x columns |
 //!
-//! So panels lie as those of `avx512bf16`, but for P: each 16 x 16 of its pairs and rows is transposed where it lies. A
-//! register tile is four sums and two of either operand, or for 16 rows four of one. It loads a tile for each
-//! product then, which L1d serves where it can: C1 has all rows pass over 64 keys, C2 over a strip of V. Peak: 16384 FLOP
-//! per product.
+//! So panels lie as those of `avx512bf16`, but for 16 x 16 pairs and rows of Q, which are one piece, and of P, which are
+//! transposed where they lie. A register tile is four sums and two of either operand, or for 16 rows four of one. It loads
+//! a tile for each product then, which L1d serves where it can: C1 has all rows pass over 64 keys, C2 over a strip of V. Peak:
+//! 16384 FLOP per product.
+//!
+//! Memory doesn't keep up with products, and is asked for the next block beside them ([`asks`]).
 //!
 //! `docs/adr/0018` has what was measured.
 #![allow(unsafe_code, reason = "tile instructions and feature-gated calls")]
