@@ -301,7 +301,8 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
     let direct = reads_rows && at_hand;
     let slot = |block: usize| if reuse { block % in_flight } else { 0 };
     let few = group.rows.len() <= FEW_ROWS;
-    // Who asks for keys: C1, with few rows both, or C2 alone.
+    // Who asks for keys: all stages, or else C1, with few rows both, or C2 alone.
+    let all_ask = I::ALL_ASK && as_they_lie;
     let c1_asks = reads_rows && lie && group.rows.len() <= I::ASKING_ROWS;
     let both = c1_asks && group.rows.len() <= I::BOTH_ASK_ROWS;
     let lead = I::lead(group.rows.len());
@@ -312,7 +313,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
     // Where the block ends that C1 has come to. Where all stages ask, they do for the one behind it.
     let mut begun = group.keys.start;
     for step in preload_by(blocks * panels, preload_count(panels)) {
-        if I::ALL_ASK && as_they_lie {
+        if all_ask {
             let item = match step.stage {
                 Stage::C1(i) | Stage::V1(i) | Stage::C2(i) => i,
                 Stage::Last => 0,

@@ -260,7 +260,7 @@ pub trait Isa: Copy {
     }
 
     /// How many rows to come a stage of a panel of so many rows asks for, where [all do](Isa::ALL_ASK): those that its
-    /// work leaves room for.
+    /// work leaves room for. The widths are `d_qk` and `d_v`.
     fn share(_stage: Stage, _rows: usize, _widths: [usize; 2]) -> usize {
         0
     }
@@ -269,7 +269,7 @@ pub trait Isa: Copy {
     fn widen(self, row: &Row<'_>, out: &mut [bf16]);
 
     /// Packs up to [`PANEL_ROWS`] query rows of `D_QK` elements into a panel,
-    /// zero rows behind them, the signs flipped if `negate`.
+    /// zero rows behind them as far as C1 reads them, the signs flipped if `negate`.
     fn pack_q<const D_QK: usize>(self, rows: &[&[bf16]], negate: bool, panel: &mut QPanel);
 
     /// The same for [`stream`](Isa::stream).

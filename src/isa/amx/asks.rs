@@ -10,7 +10,8 @@ pub const LINES: usize = 3;
 /// Bytes of a line.
 const LINE: usize = size_of::<[bf16; ahead::LINE]>();
 
-/// Where a register tile asks: so many lines in a row with each step, and further on by `step` bytes.
+/// Where a register tile asks: [`LINES`] in a row with each step, and further on by `step` bytes. That may be anywhere, as
+/// asking touches no memory as far as the program can tell.
 #[derive(Clone, Copy)]
 pub struct Ask {
     pub at: *const u8,
