@@ -155,8 +155,8 @@ pub struct Pv<'a> {
 /// What becomes of a panel's O when a task's keys are through, in this order. A product that is NaN is
 /// [`NAN`](crate::bits::NAN).
 pub struct Close<'a> {
-    /// Rows of the panel.
-    pub rows: usize,
+    /// Rows of the panel: some or all.
+    pub rows: Range<usize>,
     /// What each row is multiplied by; 1 leaves it as it is.
     pub factor: &'a [f32; PANEL_ROWS],
     /// What is added to the bits of each row of O over earlier keys, and of this one; nothing without

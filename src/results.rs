@@ -75,6 +75,10 @@ impl<'a> Write<'a> {
     }
 }
 
+/// Rows that are written together, strip by strip: with more of them lines to be written follow in no order that the
+/// processor sees, and each is waited for (`docs/adr/0023`).
+const WRITTEN_AT_ONCE: usize = 2;
+
 /// What the rows of a panel are written with.
 struct Rows {
     /// One over the sum of exponentials.
@@ -86,7 +90,6 @@ struct Rows {
 impl Visitor for End<'_, '_> {
     type Output = ();
 
-    /// A strip at a time, while it is in L1.
     fn visit<I: Isa>(mut self, isa: I) {
         let len = self.group.panel_rows(self.panel);
         let mut moves = [[Increment::NONE; 2]; PANEL_ROWS];
@@ -97,22 +100,29 @@ impl Visitor for End<'_, '_> {
         }
         let mut write = self.write.take();
         let rows = write.as_mut().map(|write| self.rows(write));
-        let call = Close {
-            rows: len,
+        let mut call = Close {
+            rows: 0..0,
             factor: self.factor,
             moves: &moves,
             inverse: rows.as_ref().map(|rows| &rows.inverse),
             settle: self.settle,
         };
         let mut write = write.zip(rows.as_ref());
-        for (i, o) in self.part.o.iter_mut().enumerate() {
-            let earlier = self.earlier.map(|earlier| &earlier.o[i]);
-            match &mut write {
-                Some((write, rows)) => {
-                    let at = |r: usize| rows.start[r] - write.from + i * STRIP;
-                    isa.close(&call, earlier, o, |r, row| write.o.write(at(r), row));
+        let at_once = match write {
+            Some(_) => WRITTEN_AT_ONCE,
+            None => PANEL_ROWS,
+        };
+        for first in (0..len).step_by(at_once) {
+            call.rows = first..len.min(first + at_once);
+            for (i, o) in self.part.o.iter_mut().enumerate() {
+                let earlier = self.earlier.map(|earlier| &earlier.o[i]);
+                match &mut write {
+                    Some((write, rows)) => {
+                        let at = |r: usize| rows.start[r] - write.from + i * STRIP;
+                        isa.close(&call, earlier, o, |r, row| write.o.write(at(r), row));
+                    }
+                    None => isa.close(&call, earlier, o, |_, _| {}),
                 }
-                None => isa.close(&call, earlier, o, |_, _| {}),
             }
         }
     }

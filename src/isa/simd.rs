@@ -230,7 +230,7 @@ pub fn close<S: Simd>(
     o: &mut OStrip,
     mut put: impl FnMut(usize, &[f32; STRIP]),
 ) {
-    for (r, o) in o[..call.rows].iter_mut().enumerate() {
+    for (r, o) in call.rows.clone().zip(&mut o[call.rows.clone()]) {
         let scaled = call.factor[r] != 1.0;
         let factor = simd.splat(call.factor[r]);
         let inverse = simd.splat(call.inverse.map_or(1.0, |inverse| inverse[r]));
