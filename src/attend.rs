@@ -395,6 +395,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                 }
                 let call = Pv {
                     rows: group.panel_rows(panel),
+                    group_rows: group.planned_rows,
                     keys: range.len(),
                     precision: options.precision,
                     increment: (block > 0).then_some(&ub[panel].increment),
@@ -551,6 +552,7 @@ fn stream<I: Isa, const D_QK: usize, const D_V: usize>(
             let mask = call.mask.map(|_| &seen);
             let call = Pv {
                 rows: call.rows,
+                group_rows: group.planned_rows,
                 keys: some.len(),
                 precision: call.precision,
                 increment: Some(&[0; _]),

@@ -141,6 +141,9 @@ pub struct Softmax<'a> {
 pub struct Pv<'a> {
     /// Rows of the panel.
     pub rows: usize,
+    /// Rows of the group as it was planned.
+    #[allow(dead_code, reason = "for a backend that not every build has")]
+    pub group_rows: usize,
     /// Keys of the block.
     pub keys: usize,
     /// Whether P's low part is added.

@@ -230,6 +230,7 @@ impl<'a> Stages<'a> {
         };
         let call = Pv {
             rows: ROWS,
+            group_rows: ROWS,
             keys: KEYS,
             precision: self.options.precision,
             increment: increment.as_ref(),

@@ -1674,7 +1674,7 @@ fn how_many_heads_there_are_does_not_matter(backend: Backend) {
                 // The last panel of so few rows is other kernels' there, or a call of so few.
                 let other = match backend.id() {
                     BackendId::Avx512Bf16 => matches!(heads % 64, 1..=28),
-                    BackendId::Avx512 => heads <= 16,
+                    BackendId::Avx512 | BackendId::Amx => heads <= 16,
                     _ => false,
                 };
                 if other {

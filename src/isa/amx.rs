@@ -11,6 +11,8 @@
 //! a tile for each product then, which L1d serves where it can: C1 has all rows pass over 64 keys, C2 over a strip of V. Peak:
 //! 16384 FLOP per product.
 //!
+//! C2 of up to 16 rows has tiles of V as they lie in the cache ([`few`]).
+//!
 //! Memory doesn't keep up with products, and is asked for the next block beside them ([`asks`]).
 //!
 //! `docs/adr/0018` has what was measured.
@@ -19,6 +21,7 @@
 mod asks;
 mod c1;
 mod c2;
+mod few;
 mod tiles;
 
 use core::ops::Range;
@@ -137,11 +140,17 @@ impl Isa for Amx {
         call: &Pv<'_>,
         p: &L0a,
         v: &[VBuffer; 3],
-        _scratch: &mut L0b,
+        scratch: &mut L0b,
         o: &mut [OStrip],
     ) -> Left {
+        let o = &mut o[..D_V / STRIP];
+        if call.group_rows <= few::ROWS {
+            let v = few::Values::Packed(v);
+            // SAFETY: the token proves the features.
+            return unsafe { few::pv(self, call, p, v, scratch, o) };
+        }
         // SAFETY: the token proves the features.
-        unsafe { c2::pv(self, call, p, v, &mut o[..D_V / STRIP]) }
+        unsafe { c2::pv(self, call, p, v, o) }
         Left::NOTHING
     }
 
@@ -153,6 +162,11 @@ impl Isa for Amx {
         scratch: &mut L0b,
         o: &mut [OStrip],
     ) -> Left {
+        if call.group_rows <= few::ROWS {
+            let v = few::Values::Rows(values.as_slice());
+            // SAFETY: the token proves the features.
+            return unsafe { few::pv(self, call, p, v, scratch, &mut o[..D_V / STRIP]) };
+        }
         let memory: &mut [u32] = bytemuck::cast_slice_mut(scratch[0].0.as_flattened_mut());
         let (values, v) = (values.as_slice(), memory.as_chunks_mut().0);
         // SAFETY: the token proves the features.

@@ -122,9 +122,9 @@ impl Iterator for RowSet {
 }
 
 /// What all strips share.
-struct C2<'a> {
+pub struct C2<'a> {
     isa: Amx,
-    tiles: Tiles,
+    pub tiles: Tiles,
     call: &'a Pv<'a>,
     p: &'a L0a,
     /// Rows whose O the rescale moves: in most blocks none.
@@ -134,7 +134,7 @@ struct C2<'a> {
 }
 
 impl<'a> C2<'a> {
-    fn new(isa: Amx, call: &'a Pv<'_>, p: &'a L0a) -> Self {
+    pub fn new(isa: Amx, call: &'a Pv<'_>, p: &'a L0a) -> Self {
         Self {
             isa,
             tiles: Tiles::new(isa),
@@ -150,20 +150,26 @@ impl<'a> C2<'a> {
         }
     }
 
+    /// Adds the increments of rows that have one to a strip of O, where there are any.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    pub fn rescale(&self, o: &mut OStrip) {
+        let Some(increment) = self.call.increment else {
+            return;
+        };
+        let zmm = self.isa.zmm;
+        for r in self.moved {
+            for o in o[r].as_chunks_mut().0 {
+                zmm.store(zmm.add_increment(zmm.load(o), increment[r]), o);
+            }
+        }
+    }
+
     /// Some keys, of which `v` holds the values; the first come with the rescale.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     fn strip(&self, v: &[[u32; STRIP]], keys: Range<usize>, asks: &mut Asks<'_>, o: &mut OStrip) {
         let Self { call, p, .. } = *self;
-        if let Some(increment) = call.increment.filter(|_| keys.start == 0) {
-            for r in self.moved {
-                for o in o[r].as_chunks_mut().0 {
-                    let moved = self
-                        .isa
-                        .zmm
-                        .add_increment(self.isa.zmm.load(o), increment[r]);
-                    self.isa.zmm.store(moved, o);
-                }
-            }
+        if keys.start == 0 {
+            self.rescale(o);
         }
         let add = call.increment.is_some() || keys.start > 0;
         match call.precision {
@@ -224,7 +230,7 @@ impl<'a> C2<'a> {
     /// What rounding took from each row's largest P, times that key's value, if it is among these keys.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn add_residuals(
+    pub fn add_residuals(
         &self,
         value: impl Fn(usize) -> [__m512; STRIP / LANES],
         keys: Range<usize>,
@@ -249,7 +255,7 @@ impl<'a> C2<'a> {
 /// A key's part of a packed strip.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn packed_value(v: &[[u32; STRIP]], key: usize) -> [__m512; STRIP / LANES] {
+pub fn packed_value(v: &[[u32; STRIP]], key: usize) -> [__m512; STRIP / LANES] {
     let pairs: &[[u32; LANES]; STRIP / LANES] = &v[key / 2].as_chunks().0.as_chunks().0[0];
     pairs.each_ref().map(|pairs| {
         let pairs = load_u32(pairs);
@@ -263,7 +269,7 @@ fn packed_value(v: &[[u32; STRIP]], key: usize) -> [__m512; STRIP / LANES] {
 /// The same of a value as it lies.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn lying_value(value: &[bf16], column: usize) -> [__m512; STRIP / LANES] {
+pub fn lying_value(value: &[bf16], column: usize) -> [__m512; STRIP / LANES] {
     let value = &value[column..][..STRIP];
     let [a, b] = [load_row(value), load_row(&value[2 * LANES..])];
     [
@@ -290,7 +296,7 @@ fn pack_strip(values: &[&[bf16]], column: usize, v: &mut [[u32; STRIP]]) -> bool
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn load_u32(x: &[u32; LANES]) -> __m512i {
+pub fn load_u32(x: &[u32; LANES]) -> __m512i {
     // SAFETY: 16 u32 are 64 bytes; no alignment needed.
     unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
 }

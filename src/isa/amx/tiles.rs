@@ -1,4 +1,4 @@
-//! The eight tile registers, and three ways to multiply with them.
+//! The eight tile registers, and how to multiply with them.
 //!
 //! The instructions are assembled, as their intrinsics aren't stable. A tile can't be an operand of `asm!`: what loads
 //! accumulators, multiplies, and stores them is one block, and no value stays in a tile between two.
@@ -14,6 +14,8 @@ use crate::tile::{PANEL_ROWS, STRIP};
 pub const SIDE: usize = 16;
 /// Features, or keys, that one product sums over: a tile's pairs.
 pub const DEPTH: usize = 2 * SIDE;
+/// A tile in one piece.
+pub type Piece = [[u32; SIDE]; SIDE];
 /// From one row of S, O, P and V to the next, in bytes.
 const ROW: usize = size_of::<[u32; STRIP]>();
 /// The same of Q, of which each tile is in one piece.
@@ -61,6 +63,38 @@ pub struct Keys<const N: usize> {
     pub at: [*const u8; N],
     /// From key to key, in bytes.
     pub stride: usize,
+}
+
+/// How 32 keys' values of a step lie.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Lying {
+    /// Where a strip of the first begins.
+    pub at: *const u8,
+    /// From key to key, in bytes.
+    pub stride: usize,
+}
+
+impl Lying {
+    /// Nowhere.
+    pub const NOTHING: Self = Self {
+        at: core::ptr::null(),
+        stride: 0,
+    };
+
+    /// The same so many bytes further in each row.
+    pub fn from(self, bytes: usize) -> Self {
+        let at = self.at.wrapping_add(bytes);
+        Self { at, ..self }
+    }
+
+    /// One behind the other.
+    pub const fn of<T>(rows: &[T; DEPTH]) -> Self {
+        Self {
+            at: rows.as_ptr().cast(),
+            stride: size_of::<T>(),
+        }
+    }
 }
 
 impl Keys<4> {
@@ -323,6 +357,79 @@ impl Tiles {
                 ],
                 p = inout(reg) p => _,
                 v = inout(reg) v => _,
+            );
+        }
+    }
+
+    /// C2, a tile of rows by a strip of values as they lie: `sums[0][row][i] = sum over keys of p[row][key] v[key][2 i]`,
+    /// `sums[1]` of odd columns, `sums[2]` and `sums[3]` the same of the strip's second half.
+    ///
+    /// # Safety
+    /// There is a step at least. For each `p` has four tiles to read: of 16 keys, low halves and high halves, and of the
+    /// next 16. There are 32 rows of 128 bytes to read as it says.
+    #[inline]
+    pub unsafe fn outputs_lying(
+        &self,
+        p: *const [Piece; 4],
+        lying: &[Lying],
+        sums: &mut [Piece; 4],
+        ask: Ask,
+    ) {
+        // SAFETY: AMX is there and configured: `self` proves it. What is read is the caller's promise; `sums` are four
+        // tiles in one piece each.
+        unsafe {
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "2:",
+                "mov {v}, [{lying}]",
+                "mov {stride}, [{lying} + 8]",
+                "mov {next}, {stride}",
+                "shl {next}, 4",
+                "tileloadd tmm4, [{p} + 1*{piece}]",
+                "tileloadd tmm6, [{v} + 1*{stride}]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "prefetcht1 [{ask}]",
+                "tileloadd tmm7, [{v} + 1*{stride} + 64]",
+                "tdpbf16ps tmm2, tmm4, tmm7",
+                "tileloadd tmm5, [{p} + 1*{piece} + 1024]",
+                "tdpbf16ps tmm1, tmm5, tmm6",
+                "prefetcht1 [{ask} + 64]",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "add {v}, {next}",
+                "tileloadd tmm4, [{p} + 1*{piece} + 2048]",
+                "tileloadd tmm6, [{v} + 1*{stride}]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "prefetcht1 [{ask} + 128]",
+                "tileloadd tmm7, [{v} + 1*{stride} + 64]",
+                "tdpbf16ps tmm2, tmm4, tmm7",
+                "tileloadd tmm5, [{p} + 1*{piece} + 3072]",
+                "tdpbf16ps tmm1, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "add {p}, 4096",
+                "add {lying}, 16",
+                "add {ask}, {ask_step}",
+                "dec {steps}",
+                "jnz 2b",
+                "tilestored [{sums} + 1*{piece}], tmm0",
+                "tilestored [{sums} + 1*{piece} + 1024], tmm1",
+                "tilestored [{sums} + 1*{piece} + 2048], tmm2",
+                "tilestored [{sums} + 1*{piece} + 3072], tmm3",
+                v = out(reg) _,
+                stride = out(reg) _,
+                next = out(reg) _,
+                p = inout(reg) p => _,
+                lying = inout(reg) lying.as_ptr() => _,
+                steps = inout(reg) lying.len() => _,
+                ask = inout(reg) ask.at => _,
+                ask_step = in(reg) ask.step,
+                piece = in(reg) PIECE_ROW,
+                sums = in(reg) sums,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack)
             );
         }
     }
