@@ -27,7 +27,7 @@ mod tiles;
 use core::ops::Range;
 
 use half::bf16;
-use tiles::{DEPTH, SIDE, Tiles};
+use tiles::{DEPTH, Lying, SIDE, Tiles};
 
 use super::ahead::Ahead;
 use super::simd;
@@ -197,6 +197,20 @@ impl Isa for Amx {
 /// Rows whose largest P is at least this part of their sum have what rounding takes from it added by vectors,
 /// which takes as long as a quarter of C2 where all have; of others it is as small as what rounding takes from the rest.
 const LARGEST: u32 = 64;
+
+/// How rows of so many columns lie, if they do at one distance from each to the next. Once for all its callers.
+#[inline(never)]
+fn lying(rows: &[&[bf16]], columns: usize) -> Option<Lying> {
+    let at = |row: &[bf16]| row[..columns].as_ptr().expose_provenance();
+    let (first, second) = (at(rows.first()?), at(rows.get(1)?));
+    let stride = second.wrapping_sub(first);
+    let place = |i: usize| first.wrapping_add(i.wrapping_mul(stride));
+    let alike = rows.iter().enumerate().all(|(i, row)| at(row) == place(i));
+    alike.then(|| Lying {
+        at: core::ptr::with_exposed_provenance(first),
+        stride,
+    })
+}
 
 /// V1, and P as C2 takes it.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]

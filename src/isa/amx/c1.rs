@@ -32,7 +32,7 @@ pub fn qk(
     let row_tiles = rows.div_ceil(SIDE);
     let mut asks = Asks::of(next);
     for (keys, s) in keys.chunks(VISIT).zip(s.0.as_chunks_mut::<VISIT>().0) {
-        let lying = lying(keys, d_qk);
+        let lying = visit(keys, d_qk);
         // S stays in registers then. Otherwise keys come from L1d, for all rows.
         let features = match lying {
             Some(k) if k.in_lines() => d_qk,
@@ -52,7 +52,7 @@ pub fn qk(
                     let s = s.wrapping_add(half * 2 * SIDE * PANEL_ROWS + row);
                     let q = q.wrapping_add(SIDE * row);
                     let ask = asks.next(steps, q);
-                    // SAFETY: K is 32 rows that each have these columns ([`lying`]), or copies of them; Q has two
+                    // SAFETY: K is 32 rows that each have these columns ([`visit`]), or copies of them; Q has two
                     // pieces from that one on in each step, and S `2 * SIDE` rows from `row` on in each of its 32 keys.
                     unsafe { tiles.scores(k, q, steps, s, chunk > 0, ask) };
                 }
@@ -70,25 +70,17 @@ pub fn qk(
 
 /// The tiles of a visit as its keys lie, if they are whole tiles with the same distance from each key to the next; the
 /// first once more for those that it lacks. Each key has so many columns.
-fn lying(keys: &[&[bf16]], d_qk: usize) -> Option<tiles::Keys<4>> {
+fn visit(keys: &[&[bf16]], d_qk: usize) -> Option<tiles::Keys<4>> {
     let (groups, rest) = keys.as_chunks::<SIDE>();
-    let place = |keys: &[&[bf16]; SIDE]| keys.map(|key| key[..d_qk].as_ptr().expose_provenance());
-    let first = place(groups.first()?);
-    let stride = first[1].wrapping_sub(first[0]);
-    let mut at = [first[0]; 4];
+    let first = lying(groups.first()?, d_qk)?;
+    let mut at = [first.at; 4];
     for (to, keys) in at.iter_mut().zip(groups) {
-        let place = place(keys);
-        if place
-            .windows(2)
-            .any(|at| at[1].wrapping_sub(at[0]) != stride)
-        {
-            return None;
-        }
-        *to = place[0];
+        let group = lying(keys, d_qk).filter(|group| group.stride == first.stride)?;
+        *to = group.at;
     }
-    rest.is_empty().then(|| tiles::Keys {
-        at: at.map(core::ptr::with_exposed_provenance),
-        stride,
+    rest.is_empty().then_some(tiles::Keys {
+        at,
+        stride: first.stride,
     })
 }
 

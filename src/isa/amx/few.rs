@@ -6,7 +6,7 @@
 //! products are not what limits.
 //!
 //! Sums over a block's keys begin with zero, in memory that stays in L1d, and vectors add them to O: that puts columns in
-//! order, is where O is rescaled, and leaves O alone where a sum isn't finite.
+//! order, and leaves O alone where a value isn't finite.
 
 use core::arch::x86_64::*;
 
@@ -42,23 +42,12 @@ pub enum Values<'a> {
 }
 
 impl Values<'_> {
-    /// How these lie, of so many columns each, if they do so as a tile can be loaded.
+    /// How these lie, of so many columns each, if a step can load them so.
     fn lying(self, keys: Range<usize>, columns: usize) -> Option<Lying> {
-        let Values::Rows(rows) = self else {
-            return None;
-        };
-        let at = |row: &[bf16]| row[..columns].as_ptr().expose_provenance();
-        let rows = &rows[keys];
-        let [first, second, ..] = rows else {
-            return None;
-        };
-        let stride = at(second).wrapping_sub(at(first));
-        let place = |i: usize| at(first).wrapping_add(i.wrapping_mul(stride));
-        let alike = rows.iter().enumerate().all(|(i, row)| at(row) == place(i));
-        (alike && rows.len() == DEPTH).then(|| Lying {
-            at: core::ptr::with_exposed_provenance(at(first)),
-            stride,
-        })
+        match self {
+            Values::Rows(rows) if keys.len() == DEPTH => lying(&rows[keys], columns),
+            _ => None,
+        }
     }
 
     /// A strip of a key's.

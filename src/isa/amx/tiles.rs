@@ -18,7 +18,7 @@ pub const DEPTH: usize = 2 * SIDE;
 pub type Piece = [[u32; SIDE]; SIDE];
 /// From one row of S, O, P and V to the next, in bytes.
 const ROW: usize = size_of::<[u32; STRIP]>();
-/// The same of Q, of which each tile is in one piece.
+/// The same of a tile in one piece.
 const PIECE_ROW: usize = size_of::<[u32; SIDE]>();
 
 const _: () = assert!(PANEL_ROWS == STRIP);
@@ -65,13 +65,13 @@ pub struct Keys<const N: usize> {
     pub stride: usize,
 }
 
-/// How 32 keys' values of a step lie.
+/// How rows lie that are at one distance from each to the next.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Lying {
-    /// Where a strip of the first begins.
+    /// Where the first begins.
     pub at: *const u8,
-    /// From key to key, in bytes.
+    /// From row to row, in bytes.
     pub stride: usize,
 }
 
@@ -361,12 +361,12 @@ impl Tiles {
         }
     }
 
-    /// C2, a tile of rows by a strip of values as they lie: `sums[0][row][i] = sum over keys of p[row][key] v[key][2 i]`,
+    /// C2, a tile of rows by a strip of values as they lie, 32 keys a step: `sums[0][row][i] = sum over keys of p[row][key] v[key][2 i]`,
     /// `sums[1]` of odd columns, `sums[2]` and `sums[3]` the same of the strip's second half.
     ///
     /// # Safety
     /// There is a step at least. For each `p` has four tiles to read: of 16 keys, low halves and high halves, and of the
-    /// next 16. There are 32 rows of 128 bytes to read as it says.
+    /// next 16, and `lying` has where 32 rows of 128 bytes to read are.
     #[inline]
     pub unsafe fn outputs_lying(
         &self,
