@@ -51,6 +51,23 @@ impl Zmm {
         }
         max
     }
+
+    /// [`prefetch_far`](Simd::prefetch_far), where the compiler can't move it to another: between what `x` comes from and what
+    /// comes from it.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    pub fn prefetch_between(self, at: *const bf16, mut x: __m512) -> __m512 {
+        // SAFETY: a prefetch touches no memory as far as the program can tell.
+        unsafe {
+            core::arch::asm!(
+                "prefetcht1 [{at}] /* {x} */",
+                at = in(reg) at.addr(),
+                x = inout(zmm_reg) x,
+                options(nostack, nomem, preserves_flags)
+            );
+        }
+        x
+    }
 }
 
 impl Simd for Zmm {

@@ -3,8 +3,8 @@
 //! What memory delivers must not wait for anything, so 16 keys come to L1d once and stay there until C2 is done
 //! with them: a core has few slots for lines on their way, and those from L2 would take them from those from
 //! memory. In all of C1 and C2, lines of rows to come are asked for one after the other, in the order that they lie
-//! there (C2 of fewer than 512 columns has too few tiles of dots for that, and asks for several at once); and once
-//! more a few keys later, since a core drops what it has no slot for (`docs/adr/0026`).
+//! there, each with work before the next (C2 of fewer than 512 columns has too few tiles of dots for that, and asks for several
+//! at once); and once more a few keys later, since a core drops what it has no slot for (`docs/adr/0026`).
 //!
 //! On Intel's cores and Zen 4's requests to L1d keep its few slots for as long as memory takes: there each line is asked for
 //! into L2; on Intel's once, as they drop nothing. With 5 rows and more (on Zen 4 with 4), whose Q and O leave keys little room in L1d
@@ -102,8 +102,8 @@ const fn widens(asking: Asking, rows: usize, d_qk: usize) -> bool {
     matches!(asking, Asking::L2) && rows >= 2 && rows <= TILE_ROWS && d_qk == MAX_D_QK
 }
 
-/// [`Isa::pack_stream_q`]: row-major, from the panel's start; and behind it the same in FP32, of each vector of pairs
-/// the numbers of even index and then those of odd index, where C1 takes those.
+/// [`Isa::pack_stream_q`]: row-major, from the panel's start; and behind it, where C1 takes those, the same in FP32: of each line
+/// all rows, of a row's the numbers of even index and then those of odd index.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(super) fn pack_q<const D_QK: usize>(
     isa: Avx512Bf16,
@@ -118,15 +118,14 @@ pub(super) fn pack_q<const D_QK: usize>(
             .as_flattened_mut()
             .split_at_mut(rows.len() * D_QK / 2);
         let wide: &mut [f32] = bytemuck::cast_slice_mut(wide);
-        for (q, [even, odd]) in q
-            .as_chunks()
-            .0
-            .iter()
-            .zip(wide.as_chunks_mut().0.as_chunks_mut().0)
-        {
-            let q = simd::split(isa.zmm, from_pairs(load_pairs(q)));
-            store(even, q[0]);
-            store(odd, q[1]);
+        let wide = wide.as_chunks_mut().0.as_chunks_mut::<2>().0;
+        for (r, q) in q.chunks(D_QK / 2).enumerate() {
+            for (line, q) in q.as_chunks().0.iter().enumerate() {
+                let q = simd::split(isa.zmm, from_pairs(load_pairs(q)));
+                let [even, odd] = &mut wide[line * rows.len() + r];
+                store(even, q[0]);
+                store(odd, q[1]);
+            }
         }
     }
 }
@@ -369,11 +368,8 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
                 // Unrolled, requests would be moved together, and Q to the stack.
                 for i in 0..self.half_lines {
                     let v = half * self.half_lines + i;
-                    self.ask(&mut asked);
-                    if TILES == 1 {
-                        self.ask(&mut asked);
-                    }
                     if Self::WIDENS && N > 1 {
+                        acc[0][0] = zmm.prefetch_between(asked[0], acc[0][0]);
                         let mut wide_keys = [[_mm512_setzero_ps(); 2]; GROUP];
                         for k in 0..GROUP {
                             // SAFETY: a key is valid for as many lines as `widths` says, and v is one of them by the assertion;
@@ -383,13 +379,17 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
                         }
                         // As a dot adds: the odd product first.
                         for half in [1, 0] {
+                            if half == 0 {
+                                let second = asked[0].wrapping_add(LINE);
+                                acc[0][0] = zmm.prefetch_between(second, acc[0][0]);
+                                asked[0] = second.wrapping_add(LINE);
+                            }
                             for r in 0..N {
-                                // SAFETY: `wide` has twice the pairs of N rows in numbers, by the slicing above, and v is one of the
-                                // vectors that those of a row fill, by the assertion; no alignment needed.
+                                // SAFETY: `wide` has two vectors of each of N rows for each line of a key, by the slicing above, and v is
+                                // one of those lines, by the assertion; no alignment needed.
                                 let q = unsafe {
                                     _mm512_loadu_ps(
-                                        wide.as_ptr()
-                                            .add((r * pairs + v * LANES) * 2 + half * LANES),
+                                        wide.as_ptr().add(((v * N + r) * 2 + half) * LANES),
                                     )
                                 };
                                 for k in 0..GROUP {
@@ -399,6 +399,7 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
                         }
                         continue;
                     }
+                    self.ask(&mut asked);
                     let mut q_pairs = [as_pairs(_mm512_setzero_si512()); N];
                     for r in 0..N {
                         // SAFETY: q has the pairs of N rows, by the slicing above, and v is one of
@@ -414,6 +415,9 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
                             as_pairs(unsafe { _mm512_loadu_si512(keys[k].add(v * LINE).cast()) });
                         for r in 0..N {
                             acc[k][r] = _mm512_dpbf16_ps(acc[k][r], q_pairs[r], key);
+                        }
+                        if TILES == 1 && k + 1 == GROUP / 2 {
+                            self.ask(&mut asked);
                         }
                     }
                 }
@@ -474,9 +478,10 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
                 }
                 let pairs: &[_; PAIRS] = &values.as_chunks().0.as_chunks().0[0];
                 let mut add_pair = |k: usize, low: Option<&[[[u32; PAIRS]; V]; ROWS]>| {
-                    lines.ask(|at| self.ask(at));
+                    lines.ask_first(|at| self.ask(at));
                     // SAFETY: values are valid for the columns of all strips, of which this is one by the assertion.
                     let v = unsafe { interleaved(&pairs[k], strip) };
+                    lines.ask_second(|at| self.ask(at));
                     let mut add_part = |p: &[[[u32; PAIRS]; V]; ROWS]| {
                         let p: &[_; N] = &p[row..].as_chunks().0[0];
                         for r in 0..N {
@@ -548,9 +553,13 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
     ) -> [[[__m512; 2]; PIECES]; N] {
         assert!(strip < self.widths.strips());
         for k in 0..PAIRS {
-            lines.ask(|at| self.ask(at));
             // As a dot adds: the odd product first.
             for key in [2 * k + 1, 2 * k] {
+                if key % 2 == 1 {
+                    lines.ask_first(|at| self.ask(at));
+                } else {
+                    lines.ask_second(|at| self.ask(at));
+                }
                 // SAFETY: values are valid for the columns of all strips, of which this is one by the assertion.
                 let v = unsafe { widened(values[key], strip) };
                 for r in 0..N {

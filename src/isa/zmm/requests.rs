@@ -185,11 +185,23 @@ impl<const LISTS: usize> Lines<LISTS> {
     /// Asks for those of a step.
     #[inline(always)]
     pub fn ask(&mut self, ask: impl Fn(&mut [*const bf16; LISTS])) {
-        // Not a loop, which the compiler would unroll.
-        const { assert!(MAX_D_QK / LINE < 3 * KEYS / 2) };
+        self.ask_first(&ask);
+        self.ask_second(ask);
+    }
+
+    /// Asks for the first of a step.
+    #[inline(always)]
+    pub fn ask_first(&mut self, ask: impl Fn(&mut [*const bf16; LISTS])) {
         if self.each > 0 {
             ask(&mut self.at);
         }
+    }
+
+    /// Asks for the second, some work later.
+    #[inline(always)]
+    pub fn ask_second(&mut self, ask: impl Fn(&mut [*const bf16; LISTS])) {
+        // No third: not a loop, which the compiler would unroll.
+        const { assert!(MAX_D_QK / LINE < 3 * KEYS / 2) };
         if self.each > 1 {
             ask(&mut self.at);
         }
