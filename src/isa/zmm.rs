@@ -53,7 +53,7 @@ impl Zmm {
     }
 
     /// [`prefetch_far`](Simd::prefetch_far), where the compiler can't move it to another: between what `x` comes from and what
-    /// comes from it.
+    /// comes from it; `x` comes back as it is.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     pub fn prefetch_between(self, at: *const bf16, mut x: __m512) -> __m512 {

@@ -369,7 +369,6 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
                 for i in 0..self.half_lines {
                     let v = half * self.half_lines + i;
                     if Self::WIDENS && N > 1 {
-                        acc[0][0] = zmm.prefetch_between(asked[0], acc[0][0]);
                         let mut wide_keys = [[_mm512_setzero_ps(); 2]; GROUP];
                         for k in 0..GROUP {
                             // SAFETY: a key is valid for as many lines as `widths` says, and v is one of them by the assertion;
@@ -379,11 +378,8 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
                         }
                         // As a dot adds: the odd product first.
                         for half in [1, 0] {
-                            if half == 0 {
-                                let second = asked[0].wrapping_add(LINE);
-                                acc[0][0] = zmm.prefetch_between(second, acc[0][0]);
-                                asked[0] = second.wrapping_add(LINE);
-                            }
+                            acc[0][0] = zmm.prefetch_between(asked[0], acc[0][0]);
+                            asked[0] = asked[0].wrapping_add(LINE);
                             for r in 0..N {
                                 // SAFETY: `wide` has two vectors of each of N rows for each line of a key, by the slicing above, and v is
                                 // one of those lines, by the assertion; no alignment needed.
