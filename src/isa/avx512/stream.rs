@@ -27,7 +27,7 @@ use half::bf16;
 
 use crate::isa::ahead::LINE;
 use crate::isa::simd::{Simd, even, odd};
-use crate::isa::zmm::requests::{Block, Mla, Other, Requests, Widths};
+use crate::isa::zmm::requests::{Ask, Block, Mla, Other, Requests, Widths};
 use crate::isa::zmm::stream::{self, ByRow, GROUP, KEYS};
 use crate::isa::zmm::{LANES, NOT_FINITE, Zmm};
 use crate::isa::{Left, STREAM_KEYS, Softmax, Streamed, Streams, Strips, fp32};
@@ -247,6 +247,14 @@ struct Step<'a, W> {
     asked: (&'a [*const bf16], &'a [*const bf16]),
 }
 
+impl<W> Ask<1> for Step<'_, W> {
+    #[inline(always)]
+    fn ask(&self, [at]: &mut [*const bf16; 1]) {
+        self.zmm.prefetch_far(*at);
+        *at = at.wrapping_add(LINE);
+    }
+}
+
 impl<W: Widths> Step<'_, W> {
     /// C1: scores of the `N` rows from `row` on, `K` keys at a time; for each pair of those a row to come is asked for.
     #[inline(never)]
@@ -329,10 +337,6 @@ impl<W: Widths> Step<'_, W> {
         // With two tiles of rows the second asks for the same again, which costs next to nothing.
         let times = parts * self.widths.strips();
         let requests = Requests::of([self.asked.1], self.widths, times);
-        let ask = |[at]: &mut [*const bf16; 1]| {
-            zmm.prefetch_far(*at);
-            *at = at.wrapping_add(LINE);
-        };
         assert!(self.values.len() <= VECTORS);
         for (strip, o) in o.chunks_mut(self.rows).enumerate() {
             if *left >> strip & 1 != 0 {
@@ -356,10 +360,10 @@ impl<W: Widths> Step<'_, W> {
                 }
                 for (vector, values) in self.values.iter().enumerate() {
                     let time = (strip * parts + part) * self.values.len() + vector;
-                    let mut lines = requests.time(time, const { KEYS / (PIECES / V) }, ask);
+                    let mut lines = requests.time(time, const { KEYS / (PIECES / V) }, self);
                     for k in 0..KEYS {
                         if k.is_multiple_of(parts) {
-                            lines.ask(ask);
+                            lines.ask(self);
                         }
                         let mut v = [[zmm.splat(0.0); 2]; V];
                         for i in 0..V {

@@ -27,7 +27,7 @@ use core::ops::Range;
 use super::few::{self, PIECES, deinterleave, interleave, interleaved};
 use super::*;
 use crate::isa::ahead::{Asking, LINE};
-use crate::isa::zmm::requests::{self, Block, Lines, Mla, Other, Requests, Widths};
+use crate::isa::zmm::requests::{self, Ask, Block, Lines, Mla, Other, Requests, Widths};
 use crate::isa::zmm::stream::{self, ByRow, GROUP, KEYS, Known};
 use crate::isa::{STREAM_KEYS, Streamed, Streams};
 use crate::problem::Rescale;
@@ -228,6 +228,7 @@ impl<'a, W: Widths> Call<'a, W> {
                 rows,
                 widths: self.block.widths,
                 half_lines: self.block.widths.lines() / 2,
+                pairs: PAIRS,
                 keys: &self.block.keys[first..][..whole],
                 values: self.block.values[first..][..whole].as_chunks().0,
                 asked: [asked, asked - AGAIN]
@@ -316,6 +317,8 @@ struct Step<'a, W, const TILES: usize, const TO_L2: bool, const TWICE: bool> {
     widths: W,
     /// Half of the lines of a key, where the compiler doesn't see it.
     half_lines: usize,
+    /// Pairs of a vector of keys, hidden from the compiler as well.
+    pairs: usize,
     /// Each is valid for as many lines as `widths` says.
     keys: &'a [*const bf16],
     /// Each is valid for as many strips as `widths` says.
@@ -438,8 +441,6 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
         o: &mut [[f32; STRIP]],
     ) {
         assert!(o.len() == self.widths.strips() * self.rows && self.values.len() <= V);
-        let parts = &probs.parts[..probs.len];
-        let rounded: &[_; N] = &probs.rounded.0[row..].as_chunks().0[0];
         let carried = probs.carried >> row & ((1 << N) - 1);
         // Where there are two tiles, each asks for half of the rows.
         let asked = self.asked.map(|(_, rows)| {
@@ -461,41 +462,31 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
             }
             for (vector, values) in self.values.iter().enumerate() {
                 let time = strip * self.values.len() + vector;
-                let mut lines = requests.time(time, PAIRS, |at| self.ask(at));
-                if Self::WIDENS && N > 1 && parts.len() == 1 {
+                let mut lines = requests.time(time, PAIRS, self);
+                if Self::WIDENS && N > 1 && probs.len == 1 {
                     acc = self.add_wide(
                         strip,
                         values,
-                        &rounded.each_ref().map(|p| &p[vector]),
+                        &rows_of(&probs.rounded.0, row, vector),
                         &mut lines,
                         acc,
                     );
                     continue;
                 }
-                let pairs: &[_; PAIRS] = &values.as_chunks().0.as_chunks().0[0];
-                let mut add_pair = |k: usize, low: Option<&[[[u32; PAIRS]; V]; ROWS]>| {
-                    lines.ask_first(|at| self.ask(at));
-                    // SAFETY: values are valid for the columns of all strips, of which this is one by the assertion.
-                    let v = unsafe { interleaved(&pairs[k], strip) };
-                    lines.ask_second(|at| self.ask(at));
-                    let mut add_part = |p: &[[[u32; PAIRS]; V]; ROWS]| {
-                        let p: &[_; N] = &p[row..].as_chunks().0[0];
-                        for r in 0..N {
-                            for i in 0..PIECES {
-                                add(&mut acc[r][i], &v[i], p[r][vector][k]);
-                            }
-                        }
-                    };
-                    add_part(&parts[0]);
-                    if let Some(low) = low {
-                        add_part(low);
-                    }
-                };
+                let [high, low] = &probs.parts;
+                let high = rows_of(high, row, vector);
                 // Apart, so that the usual loop doesn't look for a low part with each pair.
-                match parts.get(1) {
-                    None => (0..PAIRS).for_each(|k| add_pair(k, None)),
-                    low => (0..PAIRS).for_each(|k| add_pair(k, low)),
-                }
+                acc = if probs.len == 1 {
+                    self.add_dots(strip, values, [high], &mut lines, acc)
+                } else {
+                    self.add_dots(
+                        strip,
+                        values,
+                        [high, rows_of(low, row, vector)],
+                        &mut lines,
+                        acc,
+                    )
+                };
             }
             if carried != 0 {
                 // Masks where it doesn't count: no branch that the processor would have to foresee, and nothing of other
@@ -536,6 +527,36 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
         }
     }
 
+    /// C2 of a strip and a vector of keys by dots, with P in so many parts.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    fn add_dots<const N: usize, const PARTS: usize>(
+        &self,
+        strip: usize,
+        values: &[*const bf16; KEYS],
+        parts: [[&[u32; PAIRS]; N]; PARTS],
+        lines: &mut Lines<2>,
+        mut acc: [[[__m512; 2]; PIECES]; N],
+    ) -> [[[__m512; 2]; PIECES]; N] {
+        assert!(strip < self.widths.strips() && self.pairs <= PAIRS);
+        let values: &[_; PAIRS] = &values.as_chunks().0.as_chunks().0[0];
+        // Unrolled, loads and requests of several pairs would be moved together, and accumulators to the stack.
+        for k in 0..self.pairs {
+            lines.ask_first(self);
+            // SAFETY: values are valid for the columns of all strips, of which this is one by the assertion.
+            let v = unsafe { interleaved(&values[k], strip) };
+            lines.ask_second(self);
+            for p in &parts {
+                for r in 0..N {
+                    for i in 0..PIECES {
+                        add(&mut acc[r][i], &v[i], p[r][k]);
+                    }
+                }
+            }
+        }
+        acc
+    }
+
     /// C2 of a strip and a vector of keys by multiply-adds.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
@@ -552,9 +573,9 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
             // As a dot adds: the odd product first.
             for key in [2 * k + 1, 2 * k] {
                 if key % 2 == 1 {
-                    lines.ask_first(|at| self.ask(at));
+                    lines.ask_first(self);
                 } else {
-                    lines.ask_second(|at| self.ask(at));
+                    lines.ask_second(self);
                 }
                 // SAFETY: values are valid for the columns of all strips, of which this is one by the assertion.
                 let v = unsafe { widened(values[key], strip) };
@@ -570,7 +591,11 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
         }
         acc
     }
+}
 
+impl<W, const TILES: usize, const TO_L2: bool, const TWICE: bool> Ask<2>
+    for Step<'_, W, TILES, TO_L2, TWICE>
+{
     /// Asks for a line of a row to come, and mostly again for one of a row that is closer; then come those behind them.
     #[inline(always)]
     fn ask(&self, at: &mut [*const bf16; 2]) {
@@ -621,6 +646,17 @@ unsafe fn widened(value: *const bf16, strip: usize) -> [[__m512; 2]; PIECES] {
         v[i][1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, row));
     }
     v
+}
+
+/// A vector of keys' P of the rows from `row` on.
+#[inline(always)]
+fn rows_of<T, const N: usize, const V: usize>(p: &[[T; V]], row: usize, vector: usize) -> [&T; N] {
+    let p: &[_; N] = &p[row..].as_chunks().0[0];
+    let mut rows = [&p[0][vector]; N];
+    for r in 1..N {
+        rows[r] = &p[r][vector];
+    }
+    rows
 }
 
 /// A piece of a row of O and a pair's P, times their values.

@@ -106,6 +106,13 @@ pub const ROWS: usize = KEYS / 2;
 // C2 goes over a strip twice at most.
 const _: () = assert!(2 * MAX_D_V / STRIP <= 2 * ROWS);
 
+/// Asks memory for lines. Not a closure, which the compiler needn't put where it is called: all accumulators would go to the stack
+/// each time.
+pub trait Ask<const LISTS: usize> {
+    /// Asks for a line of each list; then come those behind them. To be inlined always.
+    fn ask(&self, at: &mut [*const bf16; LISTS]);
+}
+
 /// Lists of rows to come, all as long; a line is asked for in each list at once. These may lie anywhere.
 ///
 /// Nothing here changes meanwhile, and all but the rows are constants where the widths are: it is asked in the innermost loops.
@@ -136,12 +143,7 @@ impl<'a, const LISTS: usize> Requests<'a, LISTS> {
     /// What to ask for the `i`th time that C2 goes over a vector of keys, in so many steps. All of these ask for as many lines;
     /// the remainder is asked for here, and so are the rows before the last.
     #[inline(always)]
-    pub fn time(
-        &self,
-        i: usize,
-        steps: usize,
-        ask: impl Fn(&mut [*const bf16; LISTS]),
-    ) -> Lines<LISTS> {
+    pub fn time(&self, i: usize, steps: usize, memory: &impl Ask<LISTS>) -> Lines<LISTS> {
         let (row, lines, line) = if self.halves {
             (i / 2, self.lines / 2, i % 2 * (self.lines / 2))
         } else {
@@ -150,12 +152,12 @@ impl<'a, const LISTS: usize> Requests<'a, LISTS> {
         for row in row + 1 - self.each..row {
             let mut at = self.at(row, 0);
             for _ in 0..self.lines {
-                ask(&mut at);
+                memory.ask(&mut at);
             }
         }
         let mut at = self.at(row, line);
         for _ in 0..lines % steps {
-            ask(&mut at);
+            memory.ask(&mut at);
         }
         Lines {
             at,
@@ -184,26 +186,26 @@ pub struct Lines<const LISTS: usize> {
 impl<const LISTS: usize> Lines<LISTS> {
     /// Asks for those of a step.
     #[inline(always)]
-    pub fn ask(&mut self, ask: impl Fn(&mut [*const bf16; LISTS])) {
-        self.ask_first(&ask);
-        self.ask_second(ask);
+    pub fn ask(&mut self, memory: &impl Ask<LISTS>) {
+        self.ask_first(memory);
+        self.ask_second(memory);
     }
 
     /// Asks for the first of a step.
     #[inline(always)]
-    pub fn ask_first(&mut self, ask: impl Fn(&mut [*const bf16; LISTS])) {
+    pub fn ask_first(&mut self, memory: &impl Ask<LISTS>) {
         if self.each > 0 {
-            ask(&mut self.at);
+            memory.ask(&mut self.at);
         }
     }
 
     /// Asks for the second, some work later.
     #[inline(always)]
-    pub fn ask_second(&mut self, ask: impl Fn(&mut [*const bf16; LISTS])) {
+    pub fn ask_second(&mut self, memory: &impl Ask<LISTS>) {
         // No third: not a loop, which the compiler would unroll.
         const { assert!(MAX_D_QK / LINE < 3 * KEYS / 2) };
         if self.each > 1 {
-            ask(&mut self.at);
+            memory.ask(&mut self.at);
         }
     }
 }
@@ -239,25 +241,30 @@ mod tests {
 
     const PAIRS: usize = KEYS / 2;
 
+    struct Asked(RefCell<Vec<*const bf16>>);
+
+    impl Ask<1> for Asked {
+        fn ask(&self, [at]: &mut [*const bf16; 1]) {
+            self.0.borrow_mut().push(*at);
+            *at = at.wrapping_add(LINE);
+        }
+    }
+
     fn check(widths: impl Widths, often: usize, vectors: usize, steps: usize) {
         let row = |r: usize| core::ptr::without_provenance(0x10000 * (r + 1));
         let rows: Vec<*const bf16> = (0..vectors * ROWS).map(row).collect();
-        let asked = RefCell::new(Vec::new());
-        let ask = |[at]: &mut [*const bf16; 1]| {
-            asked.borrow_mut().push(*at);
-            *at = at.wrapping_add(LINE);
-        };
+        let asked = Asked(RefCell::new(Vec::new()));
         let times = often * widths.strips();
         let requests = Requests::of([&rows], widths, times);
         for i in 0..times * vectors {
-            let mut lines = requests.time(i, steps, ask);
-            (0..steps).for_each(|_| lines.ask(ask));
+            let mut lines = requests.time(i, steps, &asked);
+            (0..steps).for_each(|_| lines.ask(&asked));
         }
         let lines = |row: &*const bf16| {
             let row = *row;
             (0..widths.lines()).map(move |line| row.wrapping_add(line * LINE))
         };
         let want: Vec<_> = rows.iter().flat_map(lines).collect();
-        assert_eq!(asked.into_inner(), want, "{times} {vectors} {steps}");
+        assert_eq!(asked.0.into_inner(), want, "{times} {vectors} {steps}");
     }
 }
