@@ -151,10 +151,9 @@ impl<'a, W: Widths> Call<'a, W> {
     ) -> Streamed {
         let zmm = self.zmm;
         let at_once = const { VECTORS * KEYS };
-        let (mut s, mut probs) = (
-            ByRow([[[0.0; KEYS]; VECTORS]; _]),
-            ByRow([[[0.0; KEYS]; VECTORS]; _]),
-        );
+        let memory = stream::memory(p);
+        let (s, memory) = stream::by_row(memory, call.rows);
+        let (probs, _) = stream::by_row(memory, call.rows);
         let tile_rows = call.rows.div_ceil(call.rows.div_ceil(TILE_ROWS));
         for first in (from..call.keys).step_by(at_once) {
             let len = at_once.min(call.keys - first);
@@ -171,17 +170,17 @@ impl<'a, W: Widths> Call<'a, W> {
             };
             for row in (0..call.rows).step_by(tile_rows) {
                 match tile_rows.min(call.rows - row) {
-                    1 if VECTORS == SHORT => step.qk::<1, 4, VECTORS>(row, self.q, &mut s),
-                    2 if VECTORS == SHORT => step.qk::<2, 4, VECTORS>(row, self.q, &mut s),
-                    3 if VECTORS == SHORT => step.qk::<3, 4, VECTORS>(row, self.q, &mut s),
-                    5 if VECTORS == LONG => step.qk::<5, 2, VECTORS>(row, self.q, &mut s),
-                    6 if VECTORS == LONG => step.qk::<6, 2, VECTORS>(row, self.q, &mut s),
-                    7 if VECTORS == LONG => step.qk::<7, 2, VECTORS>(row, self.q, &mut s),
-                    8 if VECTORS == LONG => step.qk::<8, 2, VECTORS>(row, self.q, &mut s),
-                    _ => step.qk::<4, 4, VECTORS>(row, self.q, &mut s),
+                    1 if VECTORS == SHORT => step.qk::<1, 4, VECTORS>(row, self.q, s),
+                    2 if VECTORS == SHORT => step.qk::<2, 4, VECTORS>(row, self.q, s),
+                    3 if VECTORS == SHORT => step.qk::<3, 4, VECTORS>(row, self.q, s),
+                    5 if VECTORS == LONG => step.qk::<5, 2, VECTORS>(row, self.q, s),
+                    6 if VECTORS == LONG => step.qk::<6, 2, VECTORS>(row, self.q, s),
+                    7 if VECTORS == LONG => step.qk::<7, 2, VECTORS>(row, self.q, s),
+                    8 if VECTORS == LONG => step.qk::<8, 2, VECTORS>(row, self.q, s),
+                    _ => step.qk::<4, 4, VECTORS>(row, self.q, s),
                 }
             }
-            softmax(zmm, call, first, len, &s, &mut probs, state);
+            softmax(zmm, call, first, len, s, probs, state);
             let increment = &state.increment[..call.rows];
             if increment.iter().any(|&n| n != 0) {
                 stream::advance(zmm, increment, o);
@@ -189,18 +188,19 @@ impl<'a, W: Widths> Call<'a, W> {
             let mut all = 0;
             for row in (0..call.rows).step_by(tile_rows) {
                 match tile_rows.min(call.rows - row) {
-                    1 if VECTORS == SHORT => step.pv::<1, 2, VECTORS>(row, &probs, &mut all, o),
-                    2 if VECTORS == SHORT => step.pv::<2, 2, VECTORS>(row, &probs, &mut all, o),
-                    3 if VECTORS == SHORT => step.pv::<3, 2, VECTORS>(row, &probs, &mut all, o),
-                    5 if VECTORS == LONG => step.pv::<5, 1, VECTORS>(row, &probs, &mut all, o),
-                    6 if VECTORS == LONG => step.pv::<6, 1, VECTORS>(row, &probs, &mut all, o),
-                    7 if VECTORS == LONG => step.pv::<7, 1, VECTORS>(row, &probs, &mut all, o),
-                    8 if VECTORS == LONG => step.pv::<8, 1, VECTORS>(row, &probs, &mut all, o),
-                    _ => step.pv::<4, 2, VECTORS>(row, &probs, &mut all, o),
+                    1 if VECTORS == SHORT => step.pv::<1, 2, VECTORS>(row, probs, &mut all, o),
+                    2 if VECTORS == SHORT => step.pv::<2, 2, VECTORS>(row, probs, &mut all, o),
+                    3 if VECTORS == SHORT => step.pv::<3, 2, VECTORS>(row, probs, &mut all, o),
+                    5 if VECTORS == LONG => step.pv::<5, 1, VECTORS>(row, probs, &mut all, o),
+                    6 if VECTORS == LONG => step.pv::<6, 1, VECTORS>(row, probs, &mut all, o),
+                    7 if VECTORS == LONG => step.pv::<7, 1, VECTORS>(row, probs, &mut all, o),
+                    8 if VECTORS == LONG => step.pv::<8, 1, VECTORS>(row, probs, &mut all, o),
+                    _ => step.pv::<4, 2, VECTORS>(row, probs, &mut all, o),
                 }
             }
             if all != 0 {
-                for (r, probs) in probs.0.iter().enumerate().take(call.rows) {
+                let probs = *probs;
+                for (r, probs) in probs.iter().enumerate().take(call.rows) {
                     for (k, &prob) in probs.as_flattened().iter().enumerate().take(len) {
                         fp32::put_prob(p, k, r, prob);
                     }
@@ -310,7 +310,7 @@ impl<W: Widths> Step<'_, W> {
                     }
                 }
                 let sums = zmm.sum_lanes(four);
-                for (s, sums) in s.0[row..][r..N].iter_mut().zip(sums.as_chunks::<K>().0) {
+                for (s, sums) in s[row..][r..N].iter_mut().zip(sums.as_chunks::<K>().0) {
                     s.as_flattened_mut().as_chunks_mut().0[tile] = *sums;
                 }
             }
@@ -333,7 +333,7 @@ impl<W: Widths> Step<'_, W> {
         assert!(o.len() == self.widths.strips() * self.rows);
         let zmm = self.zmm;
         let parts = const { PIECES / V };
-        let p: &[_; N] = &p.0[row..].as_chunks().0[0];
+        let p: &[_; N] = &p[row..].as_chunks().0[0];
         // With two tiles of rows the second asks for the same again, which costs next to nothing.
         let times = parts * self.widths.strips();
         let requests = Requests::of([self.asked.1], self.widths, times);

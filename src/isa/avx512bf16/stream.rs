@@ -7,7 +7,7 @@
 //! at once); and once more a few keys later, since a core drops what it has no slot for (`docs/adr/0026`).
 //!
 //! On Intel's cores and Zen 4's requests to L1d keep its few slots for as long as memory takes: there each line is asked for
-//! into L2; on Intel's once, as they drop nothing. With 5 rows and more (on Zen 4 with 4), whose Q and O leave keys little room in L1d
+//! into L2; on Intel's once, as they drop nothing, on Zen 4's twice or three times. With 5 rows and more (on Zen 4 with 4), whose Q and O leave keys little room in L1d
 //! in any case, steps have 64 keys there.
 //!
 //! Intel's cores do multiply-adds at twice the rate of dots. There C1 of 2 to 4 rows, with MLA's widths, widens keys, and so does C2
@@ -43,21 +43,32 @@ const SHORT: usize = 1;
 const LONG: usize = 4;
 /// Keys between a step's last and the first that it asks for: where that is into L1d, with more those at hand would leave it.
 const GAP: usize = 4;
-/// And it asks once more for those that lie so many before, where a core drops requests.
-const AGAIN: usize = 6;
+/// Keys between a long step's first and the first that it asks for, where a core drops requests: C1 takes keys twice as fast as it asks
+/// for others, so that its last ones are just behind those.
+const LEAD: usize = LONG * KEYS / 2 + 8;
+/// Before that it asks for a line of one in so many rows, which have one in each page of 4 KiB, so that pages are looked up
+/// side by side. Requests wait for that one after the other.
+const PAGE_ROWS: usize = 3;
+/// Times that it asks for a line, at most.
+const ASKS: usize = 3;
+/// And it asks once or twice more for those that lie so many before, where a core drops requests.
+const AGAIN: [usize; ASKS] = [0, 6, 12];
 
 // The last step may have a single key of the block, and asks for as many as it computes on.
 const _: () = assert!(STREAM_KEYS >= BLOCK_KEYS + KEYS + LONG * KEYS + GAP);
-const _: () = assert!(AGAIN <= KEYS + GAP);
+const _: () = assert!(AGAIN[ASKS - 1] <= KEYS + GAP && KEYS + GAP <= LEAD);
+
+/// A part of P of a step, rounded: pairs of keys, row by row.
+type Words<const V: usize> = [[[u32; PAIRS]; V]; ROWS];
 
 /// P of a step, as C2 takes it.
-struct Probs<const V: usize> {
+struct Probs<'a, const V: usize> {
     /// As V1 computes it.
-    whole: ByRow<V>,
+    whole: &'a mut ByRow<V>,
     /// Rounded, row by row, and what that took.
-    parts: [[[[u32; PAIRS]; V]; ROWS]; 2],
+    parts: &'a mut [Words<V>; 2],
     /// Rounded, in FP32, where C2 has multiply-adds.
-    rounded: ByRow<V>,
+    rounded: &'a mut ByRow<V>,
     /// Parts that count.
     len: usize,
     /// The rows of whose largest that counts too.
@@ -172,29 +183,27 @@ impl<'a, W: Widths> Call<'a, W> {
         let o = &mut o.as_flattened_mut()[..self.block.widths.strips() * call.rows];
         use Asking::{L1dTwice, L2, L2Twice};
         match (asking, call.rows) {
-            (L1dTwice, ..=TILE_ROWS) => {
-                self.steps::<1, SHORT, false, true>(call, from, p, state, o)
-            }
-            (L1dTwice, _) => self.steps::<2, SHORT, false, true>(call, from, p, state, o),
+            (L1dTwice, ..=TILE_ROWS) => self.steps::<1, SHORT, false, 2>(call, from, p, state, o),
+            (L1dTwice, _) => self.steps::<2, SHORT, false, 2>(call, from, p, state, o),
             (L2Twice, ..TILE_ROWS) if W::MLA => {
-                self.steps::<1, SHORT, true, true>(call, from, p, state, o)
+                self.steps::<1, SHORT, true, 3>(call, from, p, state, o)
             }
             (L2Twice, TILE_ROWS) if W::MLA => {
-                self.steps::<1, LONG, true, true>(call, from, p, state, o)
+                self.steps::<1, LONG, true, 2>(call, from, p, state, o)
             }
-            (L2Twice, _) if W::MLA => self.steps::<2, LONG, true, true>(call, from, p, state, o),
+            (L2Twice, _) if W::MLA => self.steps::<2, LONG, true, 2>(call, from, p, state, o),
             (L2, ..=TILE_ROWS) | (_, ..TILE_ROWS) => {
-                self.steps::<1, SHORT, true, false>(call, from, p, state, o)
+                self.steps::<1, SHORT, true, 1>(call, from, p, state, o)
             }
-            (_, TILE_ROWS) => self.steps::<1, LONG, true, false>(call, from, p, state, o),
-            (_, _) => self.steps::<2, LONG, true, false>(call, from, p, state, o),
+            (_, TILE_ROWS) => self.steps::<1, LONG, true, 1>(call, from, p, state, o),
+            (_, _) => self.steps::<2, LONG, true, 1>(call, from, p, state, o),
         }
     }
 
     /// The same in steps of so many vectors of keys and over so many tiles of rows. With `TO_L2` lines to come are asked
     /// into L2 alone; with `TWICE` a second time as well.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn steps<const TILES: usize, const VECTORS: usize, const TO_L2: bool, const TWICE: bool>(
+    fn steps<const TILES: usize, const VECTORS: usize, const TO_L2: bool, const TIMES: usize>(
         &self,
         call: &Softmax<'_>,
         from: usize,
@@ -204,11 +213,22 @@ impl<'a, W: Widths> Call<'a, W> {
     ) -> Streamed {
         let (zmm, rows) = (self.zmm, call.rows);
         let at_once = const { VECTORS * KEYS };
-        let mut s = ByRow([[[0.0; KEYS]; VECTORS]; _]);
+        let lead = const {
+            if VECTORS == LONG && TIMES > 1 {
+                LEAD
+            } else {
+                VECTORS * KEYS + GAP
+            }
+        };
+        let memory = stream::memory(p);
+        let (s, memory) = stream::by_row(memory, rows);
+        let (whole, memory) = stream::by_row(memory, rows);
+        let (rounded, memory) = stream::by_row(memory, rows);
+        let parts: &mut [[u32; PAIRS]] = bytemuck::cast_slice_mut(memory);
         let mut probs = Probs {
-            whole: ByRow([[[0.0; KEYS]; VECTORS]; _]),
-            parts: [[[[0; PAIRS]; VECTORS]; ROWS]; 2],
-            rounded: ByRow([[[0.0; KEYS]; VECTORS]; _]),
+            whole,
+            parts: &mut parts.as_chunks_mut().0.as_chunks_mut().0.as_chunks_mut().0[0],
+            rounded,
             len: if call.precision == Precision::Bf16x2 {
                 2
             } else {
@@ -222,8 +242,8 @@ impl<'a, W: Widths> Call<'a, W> {
             let len = at_once.min(call.keys - first);
             // Whole vectors of keys: scores of those beyond count for nothing.
             let whole = len.next_multiple_of(KEYS);
-            let asked = first + at_once + GAP;
-            let step = Step::<W, TILES, TO_L2, TWICE> {
+            let asked = first + lead;
+            let step = Step::<W, TILES, TO_L2, TIMES> {
                 zmm,
                 rows,
                 widths: self.block.widths,
@@ -231,9 +251,15 @@ impl<'a, W: Widths> Call<'a, W> {
                 pairs: PAIRS,
                 keys: &self.block.keys[first..][..whole],
                 values: self.block.values[first..][..whole].as_chunks().0,
-                asked: [asked, asked - AGAIN]
+                asked: AGAIN
+                    .map(|before| asked - before)
                     .map(|from| self.block.asked[from..][..whole].split_at(whole / 2)),
             };
+            if const { VECTORS == LONG && TIMES > 1 } {
+                for row in self.block.asked[asked..][..whole].iter().step_by(PAGE_ROWS) {
+                    zmm.prefetch_far(*row);
+                }
+            }
             // With two tiles group by group, as both need its keys.
             let groups = whole / GROUP;
             let some = if TILES == 1 { groups } else { 1 };
@@ -243,20 +269,20 @@ impl<'a, W: Widths> Call<'a, W> {
                     let group = group..group + some;
                     match tile_rows.min(rows - row) {
                         1 if const { TILES == 1 && VECTORS == SHORT } => {
-                            step.qk::<1, VECTORS>(group, row, self.q, self.wide, &mut s)
+                            step.qk::<1, VECTORS>(group, row, self.q, self.wide, s)
                         }
                         2 if const { TILES == 2 || VECTORS == SHORT } => {
-                            step.qk::<2, VECTORS>(group, row, self.q, self.wide, &mut s)
+                            step.qk::<2, VECTORS>(group, row, self.q, self.wide, s)
                         }
                         3 if const { TILES == 2 || VECTORS == SHORT } => {
-                            step.qk::<3, VECTORS>(group, row, self.q, self.wide, &mut s)
+                            step.qk::<3, VECTORS>(group, row, self.q, self.wide, s)
                         }
-                        _ => step.qk::<4, VECTORS>(group, row, self.q, self.wide, &mut s),
+                        _ => step.qk::<4, VECTORS>(group, row, self.q, self.wide, s),
                     }
                 }
             }
-            let wide = const { Step::<W, TILES, TO_L2, TWICE>::WIDENS };
-            softmax(zmm, call, first, len, &s, wide, state, &mut probs);
+            let wide = const { Step::<W, TILES, TO_L2, TIMES>::WIDENS };
+            softmax(zmm, call, first, len, s, wide, state, &mut probs);
             if state.increment[..rows].iter().any(|&n| n != 0) {
                 stream::advance(zmm, &state.increment[..rows], o);
             }
@@ -277,7 +303,9 @@ impl<'a, W: Widths> Call<'a, W> {
                 }
             }
             if all != 0 {
-                probs.spread(rows, p);
+                // They lie where these go.
+                let (parts, residuals) = (*probs.parts, probs.residuals());
+                spread(&parts, &residuals[..rows], p);
                 return Streamed {
                     keys: first..first + len,
                     left: Left { all, tail: 0 },
@@ -310,7 +338,7 @@ pub(super) fn settle(o: &mut [OStrip], rows: usize, back: bool) {
 }
 
 /// A step's keys and those to come.
-struct Step<'a, W, const TILES: usize, const TO_L2: bool, const TWICE: bool> {
+struct Step<'a, W, const TILES: usize, const TO_L2: bool, const TIMES: usize> {
     zmm: Zmm,
     /// Of Q and O.
     rows: usize,
@@ -324,14 +352,14 @@ struct Step<'a, W, const TILES: usize, const TO_L2: bool, const TWICE: bool> {
     /// Each is valid for as many strips as `widths` says.
     values: &'a [[*const bf16; KEYS]],
     /// What C1 asks for, and what C2 does; and closer ones, that were asked for before. These may lie anywhere.
-    asked: [(&'a [*const bf16], &'a [*const bf16]); 2],
+    asked: [(&'a [*const bf16], &'a [*const bf16]); ASKS],
 }
 
-impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
-    Step<'_, W, TILES, TO_L2, TWICE>
+impl<W: Widths, const TILES: usize, const TO_L2: bool, const TIMES: usize>
+    Step<'_, W, TILES, TO_L2, TIMES>
 {
     /// Whether several rows have multiply-adds: where [`widens`] holds, with MLA's widths (others are asked so on Zen 4 as well).
-    const WIDENS: bool = W::MLA && TILES == 1 && TO_L2 && !TWICE;
+    const WIDENS: bool = W::MLA && TILES == 1 && TO_L2 && TIMES == 1;
 
     /// C1 of a tile, one of `TILES`: scores of the `N` rows from `row` on over groups of keys.
     #[inline(never)]
@@ -423,7 +451,7 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
             }
             for r in 0..N {
                 let sums = zmm.sum_lanes([acc[0][r], acc[1][r], acc[2][r], acc[3][r]]);
-                s.0[row + r].as_flattened_mut().as_chunks_mut().0[group] = sums;
+                s[row + r].as_flattened_mut().as_chunks_mut().0[group] = sums;
             }
         }
     }
@@ -436,7 +464,7 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
     fn pv<const N: usize, const V: usize>(
         &self,
         row: usize,
-        probs: &Probs<V>,
+        probs: &Probs<'_, V>,
         left: &mut Strips,
         o: &mut [[f32; STRIP]],
     ) {
@@ -467,13 +495,13 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
                     acc = self.add_wide(
                         strip,
                         values,
-                        &rows_of(&probs.rounded.0, row, vector),
+                        &rows_of(probs.rounded, row, vector),
                         &mut lines,
                         acc,
                     );
                     continue;
                 }
-                let [high, low] = &probs.parts;
+                let [high, low] = &*probs.parts;
                 let high = rows_of(high, row, vector);
                 // Apart, so that the usual loop doesn't look for a low part with each pair.
                 acc = if probs.len == 1 {
@@ -535,7 +563,7 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
         strip: usize,
         values: &[*const bf16; KEYS],
         parts: [[&[u32; PAIRS]; N]; PARTS],
-        lines: &mut Lines<2>,
+        lines: &mut Lines<ASKS>,
         mut acc: [[[__m512; 2]; PIECES]; N],
     ) -> [[[__m512; 2]; PIECES]; N] {
         assert!(strip < self.widths.strips() && self.pairs <= PAIRS);
@@ -565,7 +593,7 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
         strip: usize,
         values: &[*const bf16; KEYS],
         p: &[&[f32; KEYS]; N],
-        lines: &mut Lines<2>,
+        lines: &mut Lines<ASKS>,
         mut acc: [[[__m512; 2]; PIECES]; N],
     ) -> [[[__m512; 2]; PIECES]; N] {
         assert!(strip < self.widths.strips());
@@ -593,13 +621,13 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TWICE: bool>
     }
 }
 
-impl<W, const TILES: usize, const TO_L2: bool, const TWICE: bool> Ask<2>
-    for Step<'_, W, TILES, TO_L2, TWICE>
+impl<W, const TILES: usize, const TO_L2: bool, const TIMES: usize> Ask<ASKS>
+    for Step<'_, W, TILES, TO_L2, TIMES>
 {
     /// Asks for a line of a row to come, and mostly again for one of a row that is closer; then come those behind them.
     #[inline(always)]
-    fn ask(&self, at: &mut [*const bf16; 2]) {
-        for &at in &at[..if TWICE { 2 } else { 1 }] {
+    fn ask(&self, at: &mut [*const bf16; ASKS]) {
+        for &at in &at[..TIMES] {
             if TO_L2 {
                 self.zmm.prefetch_far(at);
             } else {
@@ -681,20 +709,20 @@ fn softmax<const V: usize>(
     s: &ByRow<V>,
     wide: bool,
     state: &mut RowState,
-    probs: &mut Probs<V>,
+    probs: &mut Probs<'_, V>,
 ) {
-    let known = stream::softmax(zmm, call, first, len, s, &mut probs.whole, state);
+    let known = stream::softmax(zmm, call, first, len, s, probs.whole, state);
     let exact = call.rescale == Rescale::Exact;
     let whole = call.precision == Precision::Bf16x2;
     let mut row = |r: usize| {
         let mut sum = _mm512_setzero_ps();
         for v in 0..V {
-            let prob = load(&probs.whole.0[r][v]);
+            let prob = load(&probs.whole[r][v]);
             let high = _mm512_cvtneps_pbh(prob);
             let mut kept = _mm512_cvtpbh_ps(high);
             probs.parts[0][r][v] = words(high);
             if wide {
-                store(&mut probs.rounded.0[r][v], kept);
+                store(&mut probs.rounded[r][v], kept);
             }
             if whole {
                 let rest = _mm512_cvtneps_pbh(_mm512_sub_ps(prob, kept));
@@ -724,11 +752,16 @@ fn softmax<const V: usize>(
     }
 }
 
-impl<const V: usize> Probs<V> {
-    /// What rounding took from a row's largest, if it counts.
-    #[inline(always)]
-    fn residual(&self, r: usize) -> Option<&Residual> {
-        (self.carried >> r & 1 != 0).then(|| &self.residuals[r])
+impl<const V: usize> Probs<'_, V> {
+    /// What rounding took from the largest of each row, where it counts.
+    fn residuals(&self) -> [Residual; ROWS] {
+        let mut residuals = self.residuals;
+        for (r, residual) in residuals.iter_mut().enumerate() {
+            if self.carried >> r & 1 == 0 {
+                *residual = Residual::NONE;
+            }
+        }
+        residuals
     }
 
     /// Keeps what rounding took from each row's largest P, where that may count: as a row's sum grows, other keys' P, from
@@ -762,7 +795,7 @@ impl<const V: usize> Probs<V> {
             let max = _mm512_set1_ps(known.bases.max[r]);
             let mut key = 0;
             for v in 0..V {
-                let scores = load(&s.0[r][v]);
+                let scores = load(&s[r][v]);
                 let tops = _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(known.seen[r][v], scores, max);
                 if let Some(last) = tops.checked_ilog2() {
                     key = v * KEYS + last as usize;
@@ -772,23 +805,22 @@ impl<const V: usize> Probs<V> {
         }
         self.carried = u32::from(counts);
     }
+}
 
-    /// As other kernels have it, pair by pair.
-    #[cold]
-    fn spread(&self, rows: usize, p: &mut L0a) {
-        for (part, to) in self.parts.iter().zip([&mut p.high, &mut p.low]) {
-            for (r, part) in part.iter().enumerate().take(rows) {
-                for (pair, to) in part.as_flattened().iter().zip(&mut to.0) {
-                    to[r] = *pair;
-                }
+/// P as other kernels have it, pair by pair.
+#[cold]
+fn spread<const V: usize>(parts: &[Words<V>; 2], residuals: &[Residual], p: &mut L0a) {
+    for (part, to) in parts.iter().zip([&mut p.high, &mut p.low]) {
+        for (r, part) in part.iter().enumerate().take(residuals.len()) {
+            for (pair, to) in part.as_flattened().iter().zip(&mut to.0) {
+                to[r] = *pair;
             }
         }
-        for r in 0..rows {
-            let residual = self.residual(r).unwrap_or(&Residual::NONE);
-            p.residuals.pair[r] = u32::try_from(residual.key / 2).unwrap_or(0);
-            // A BF16's bits are the upper half of its FP32's.
-            p.residuals.p[r] = residual.p.to_bits() >> 16 << (16 * (residual.key % 2));
-        }
+    }
+    for (r, residual) in residuals.iter().enumerate() {
+        p.residuals.pair[r] = u32::try_from(residual.key / 2).unwrap_or(0);
+        // A BF16's bits are the upper half of its FP32's.
+        p.residuals.p[r] = residual.p.to_bits() >> 16 << (16 * (residual.key % 2));
     }
 }
 

@@ -5,7 +5,7 @@ use super::*;
 use crate::bits::Increment;
 use crate::isa::{STREAM_MULTIPLE, Softmax, shared, simd, v1};
 use crate::problem::Rescale;
-use crate::tile::{PANEL_ROWS, RowState};
+use crate::tile::{L0a, PANEL_ROWS, RowState};
 
 /// Up to so many rows: one for each lane of what V1 knows of them.
 pub const ROWS: usize = LANES;
@@ -17,8 +17,23 @@ pub const GROUP: usize = 4;
 const _: () = assert!(STREAM_MULTIPLE.is_multiple_of(KEYS));
 
 /// Scores, or P: `V` vectors of keys, row by row.
-#[repr(align(64))]
-pub struct ByRow<const V: usize>(pub [[[f32; KEYS]; V]; ROWS]);
+pub type ByRow<const V: usize> = [[[f32; KEYS]; V]; ROWS];
+
+/// Memory of a block's steps, where other kernels have P: as it was, since clearing that much took 2 % of a call.
+pub fn memory(p: &mut L0a) -> &mut [[f32; KEYS]] {
+    bytemuck::cast_slice_mut(p.high.0.as_flattened_mut())
+}
+
+/// The first of that memory as scores or P of so many rows, and the rest. Rows up to the next group's are zeros.
+pub fn by_row<const V: usize>(
+    memory: &mut [[f32; KEYS]],
+    rows: usize,
+) -> (&mut ByRow<V>, &mut [[f32; KEYS]]) {
+    let (first, rest) = memory.split_at_mut(ROWS * V);
+    let by_row: &mut ByRow<V> = &mut first.as_chunks_mut().0.as_chunks_mut().0[0];
+    by_row[rows..rows.next_multiple_of(GROUP)].fill([[0.0; _]; _]);
+    (by_row, rest)
+}
 
 /// What V1 knows of a step beside P.
 pub struct Known<const V: usize> {
@@ -50,7 +65,7 @@ pub fn softmax<const V: usize>(
     for i in 0..fours {
         let mut largest = [lowest; GROUP];
         for (r, largest) in (GROUP * i..).zip(&mut largest) {
-            for ((s, p), &seen) in s.0[r].iter().zip(&mut p.0[r]).zip(&seen[r]) {
+            for ((s, p), &seen) in s[r].iter().zip(&mut p[r]).zip(&seen[r]) {
                 let scores = forwarded(s);
                 zmm.store(scores, p);
                 // The second where the first is NaN.
@@ -66,7 +81,7 @@ pub fn softmax<const V: usize>(
     for i in 0..fours {
         let mut probs = [zmm.splat(0.0); GROUP];
         for (r, sum) in (GROUP * i..).zip(&mut probs) {
-            for (v, (p, &seen)) in p.0[r].iter_mut().zip(&seen[r]).enumerate() {
+            for (v, (p, &seen)) in p[r].iter_mut().zip(&seen[r]).enumerate() {
                 let below = _mm512_sub_ps(zmm.load(p), zmm.splat(bases.max[r]));
                 let t = _mm512_fmadd_ps(below, scale, zmm.splat(bases.offset[r]));
                 let prob = _mm512_maskz_mov_ps(seen, zmm.exp2(t));
