@@ -325,6 +325,9 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
             let share = I::share(step.stage, group.panel_rows(item % panels), [D_QK, D_V]);
             let to = (begun + BLOCK_KEYS).min(asked + share);
             group.ahead(to, &mut asked, &mut next);
+        } else {
+            // What one stage asks for the next ones needn't.
+            next.clear();
         }
         match step.stage {
             Stage::C1(i) => {

@@ -31,7 +31,7 @@ use core::arch::x86_64::*;
 use c2::Packed;
 use half::bf16;
 
-use super::ahead::Asking;
+use super::ahead::{Ahead, Asking};
 use super::simd::{self, Simd};
 use super::v1::{self, Pairs};
 use super::zmm::dots::{self, Dots, as_pairs, from_pairs, load_pairs};
@@ -76,7 +76,7 @@ impl Avx512Bf16 {
 
 impl Isa for Avx512Bf16 {
     const DIRECT_ROWS: usize = PANEL_ROWS;
-    const ASKING_ROWS: usize = few::C1_ROWS;
+    const ASKING_ROWS: usize = 32;
     // What a pool leaves of more rows than streams take.
     const BOTH_ASK_ROWS: usize = stream::ROWS;
     const STREAM_ROWS: usize = stream::ROWS;
@@ -84,6 +84,11 @@ impl Isa for Avx512Bf16 {
     fn widen(self, row: &Row<'_>, out: &mut [bf16]) {
         // SAFETY: the token proves the features.
         unsafe { dots::widen_row(self.zmm, self.dots, row, out) }
+    }
+
+    fn lead(rows: usize) -> usize {
+        // Panels read parts of all keys of a block before the next parts.
+        if rows <= few::C1_ROWS { 16 } else { BLOCK_KEYS }
     }
 
     fn pack_q<const D_QK: usize>(self, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
@@ -124,9 +129,12 @@ impl Isa for Avx512Bf16 {
                     few::qk::<D_QK>(self.zmm, q, rows, keys, next, s);
                     None
                 }
-                29..=32 => qk::<12, 2, 4>(self.zmm, panel, keys, s),
-                33..=48 => qk::<8, 3, 4>(self.zmm, panel, keys, s),
-                _ => qk::<6, 4, 2>(self.zmm, panel, keys, s),
+                29..=32 if self.asking == Asking::L2Twice => {
+                    qk::<12, 2, 4>(self.zmm, panel, keys, next, s)
+                }
+                29..=32 => qk::<12, 2, 4>(self.zmm, panel, keys, &[], s),
+                33..=48 => qk::<8, 3, 4>(self.zmm, panel, keys, &[], s),
+                _ => qk::<6, 4, 2>(self.zmm, panel, keys, &[], s),
             }
         }
     }
@@ -242,6 +250,7 @@ fn qk<const KEYS: usize, const VECS: usize, const GROUP: usize>(
     zmm: Zmm,
     q: &[[u32; PANEL_ROWS]],
     keys: &Rows<'_>,
+    next: &[&[bf16]],
     s: &mut STile,
 ) -> Option<Maxima> {
     let keys = keys.as_slice();
@@ -255,6 +264,7 @@ fn qk<const KEYS: usize, const VECS: usize, const GROUP: usize>(
     let groups = &rows.as_chunks::<KEYS>().0[..keys.len().div_ceil(KEYS)];
     // The column and the group that are asked for.
     let (mut column, mut ahead) = (0, 2);
+    let mut far = Ahead::of(next, groups.len() * q.chunks(PAIRS_K).len() * 3);
     for (chunk, q) in q.chunks(PAIRS_K).enumerate() {
         for (group, s) in groups.iter().zip(s.0.as_chunks_mut().0) {
             while ahead >= groups.len() {
@@ -270,7 +280,7 @@ fn qk<const KEYS: usize, const VECS: usize, const GROUP: usize>(
             };
             ahead += 1;
             let max = (2 * (PAIRS_K * chunk + q.len()) == d_qk).then_some(&mut max);
-            tile.qk::<VECS, GROUP>(q, s, max);
+            tile.qk::<VECS, GROUP>(q, &mut far, s, max);
         }
     }
     Some(max)
@@ -302,6 +312,7 @@ impl<const KEYS: usize> KeyTile<'_, KEYS> {
     fn qk<const VECS: usize, const GROUP: usize>(
         &self,
         q: &[[u32; PANEL_ROWS]],
+        far: &mut Ahead<'_>,
         s: &mut [[f32; PANEL_ROWS]; KEYS],
         mut max: Option<&mut Maxima>,
     ) {
@@ -313,6 +324,9 @@ impl<const KEYS: usize> KeyTile<'_, KEYS> {
         for (line, q) in most.chunks(LANES).enumerate() {
             // A few at a time: a core has room for so many lines on their way, and may drop others.
             self.ask(2 * LANES * line);
+            if const { VECS < 3 } {
+                far.step_far(self.zmm);
+            }
             let column = self.column + 2 * LANES * line;
             accumulate(q, self.keys, column, &mut acc);
         }
