@@ -67,6 +67,19 @@ impl<'a> Ahead<'a> {
         self.ask(|line| simd.prefetch_far(line));
     }
 
+    /// The one or the other: into L2, or L1d.
+    #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
+    #[inline(always)]
+    pub fn step_into<S: Simd>(&mut self, l2: bool, simd: S) {
+        self.ask(|line| {
+            if l2 {
+                simd.prefetch_far(line);
+            } else {
+                simd.prefetch(line);
+            }
+        });
+    }
+
     #[inline(always)]
     fn ask(&mut self, one: impl Fn(*const bf16)) {
         self.due += self.lines;

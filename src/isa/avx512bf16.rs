@@ -74,6 +74,13 @@ impl Avx512Bf16 {
     }
 }
 
+impl Avx512Bf16 {
+    /// Whether few rows ask for lines into L2, not L1d.
+    const fn asks_l2(self) -> bool {
+        !matches!(self.asking, Asking::L1dTwice)
+    }
+}
+
 impl Isa for Avx512Bf16 {
     const DIRECT_ROWS: usize = PANEL_ROWS;
     const ASKING_ROWS: usize = 32;
@@ -126,7 +133,7 @@ impl Isa for Avx512Bf16 {
         unsafe {
             match rows {
                 0..=few::C1_ROWS => {
-                    few::qk::<D_QK>(self.zmm, q, rows, keys, next, s);
+                    few::qk::<D_QK>(self, q, rows, keys, next, s);
                     None
                 }
                 29..=32 if self.asking == Asking::L2Twice => {
@@ -183,7 +190,7 @@ impl Isa for Avx512Bf16 {
         let zmm = self.zmm;
         let all = if call.rows <= few::C2_ROWS {
             // SAFETY: the token proves the features.
-            unsafe { few::pv::<D_V>(zmm, call, p, values, scratch, o) }
+            unsafe { few::pv::<D_V>(self, call, p, values, scratch, o) }
         } else {
             let memory: &mut [u32] = bytemuck::cast_slice_mut(scratch[0].0.as_flattened_mut());
             let v = Packed::Strip(memory.as_chunks_mut().0);

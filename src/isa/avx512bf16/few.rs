@@ -46,7 +46,7 @@ const KEYS: usize = 4;
 /// C1 of up to [`C1_ROWS`] rows: all rows over a group of keys, then over the next.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(super) fn qk<const D_QK: usize>(
-    zmm: Zmm,
+    isa: Avx512Bf16,
     q: &QPanel,
     rows: usize,
     keys: &Rows<'_>,
@@ -65,7 +65,7 @@ pub(super) fn qk<const D_QK: usize>(
             let row = keys[(group * KEYS + i).min(keys.len() - 1)];
             &row.as_chunks().0[0]
         });
-        let tile = KeyTile::<D_QK> { zmm, keys };
+        let tile = KeyTile::<D_QK> { isa, keys };
         let mut row = 0;
         while row < rows {
             row += tile.next(q, rows, row, &mut ahead, s);
@@ -75,7 +75,7 @@ pub(super) fn qk<const D_QK: usize>(
 
 /// A group of keys.
 struct KeyTile<'a, const D_QK: usize> {
-    zmm: Zmm,
+    isa: Avx512Bf16,
     keys: [&'a [bf16; D_QK]; KEYS],
 }
 
@@ -116,7 +116,7 @@ impl<const D_QK: usize> KeyTile<'_, D_QK> {
         let keys: [&[bf16; D_QK]; KEYS] = self.keys;
         let mut acc = [[_mm512_setzero_ps(); ROWS]; KEYS];
         for v in 0..vectors(D_QK) {
-            ahead.step(self.zmm);
+            ahead.step_into(self.isa.asks_l2(), self.isa.zmm);
             let mut pairs = [as_pairs(_mm512_setzero_si512()); ROWS];
             for r in 0..ROWS {
                 // SAFETY: q has the D_QK / 2 pairs of ROWS rows, by the slicing above, and v is one of
@@ -140,7 +140,7 @@ impl<const D_QK: usize> KeyTile<'_, D_QK> {
         for (acc, sums) in acc.as_flattened().chunks(4).zip(sums.as_chunks_mut().0) {
             let zero = _mm512_setzero_ps();
             let acc = core::array::from_fn(|i| acc.get(i).copied().unwrap_or(zero));
-            *sums = self.zmm.sum_lanes(acc);
+            *sums = self.isa.zmm.sum_lanes(acc);
         }
         for (sums, s) in sums.chunks(ROWS).zip(s) {
             s[row..row + ROWS].copy_from_slice(sums);
@@ -157,7 +157,7 @@ pub(super) const PIECES: usize = STRIP / PIECE;
 /// C2 of up to [`C2_ROWS`] rows: [`Isa::pv_direct`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(super) fn pv<const D_V: usize>(
-    zmm: Zmm,
+    isa: Avx512Bf16,
     call: &Pv<'_>,
     p: &L0a,
     values: &Rows<'_>,
@@ -173,7 +173,7 @@ pub(super) fn pv<const D_V: usize>(
         Precision::Bf16x2 => (gather(&p.low.0[..pairs], rest), None),
     };
     let c2 = C2 {
-        zmm,
+        isa,
         high: gather(&p.high.0[..pairs], high),
         low,
         residuals,
@@ -216,7 +216,7 @@ fn gather<'p>(p: &[[u32; PANEL_ROWS]], out: &'p mut [Words]) -> &'p [Words] {
 
 /// What all tiles of C2 share.
 struct C2<'a, const D_V: usize> {
-    zmm: Zmm,
+    isa: Avx512Bf16,
     high: &'a [Words],
     low: &'a [Words],
     residuals: Option<&'a Residuals>,
@@ -298,7 +298,7 @@ impl<const D_V: usize> C2<'_, D_V> {
         for (row, &increment) in moved.iter_mut().zip(increment) {
             for o in row.as_chunks_mut().0 {
                 if increment != 0 {
-                    store(o, self.zmm.add_increment(load(o), increment));
+                    store(o, self.isa.zmm.add_increment(load(o), increment));
                 }
             }
         }
@@ -319,7 +319,7 @@ impl<const D_V: usize> C2<'_, D_V> {
         assert!((strip + 1) * STRIP <= D_V && row + ROWS <= WORDS);
         for (p, pair) in p.iter().zip(self.values) {
             if ASK {
-                ahead.step(self.zmm);
+                ahead.step_into(self.isa.asks_l2(), self.isa.zmm);
             }
             // SAFETY: the values are references to D_V elements, and the strip lies within these, asserted above.
             let v = unsafe { interleaved(&pair.map(|row| row.as_ptr()), strip) };
