@@ -84,8 +84,6 @@ impl Avx512Bf16 {
 impl Isa for Avx512Bf16 {
     const DIRECT_ROWS: usize = PANEL_ROWS;
     const ASKING_ROWS: usize = 32;
-    // What a pool leaves of more rows than streams take.
-    const BOTH_ASK_ROWS: usize = stream::ROWS;
     const STREAM_ROWS: usize = stream::ROWS;
 
     fn widen(self, row: &Row<'_>, out: &mut [bf16]) {
@@ -190,7 +188,7 @@ impl Isa for Avx512Bf16 {
         let zmm = self.zmm;
         let all = if call.rows <= few::C2_ROWS {
             // SAFETY: the token proves the features.
-            unsafe { few::pv::<D_V>(self, call, p, values, scratch, o) }
+            unsafe { few::pv::<D_V>(zmm, call, p, values, scratch, o) }
         } else {
             let memory: &mut [u32] = bytemuck::cast_slice_mut(scratch[0].0.as_flattened_mut());
             let v = Packed::Strip(memory.as_chunks_mut().0);

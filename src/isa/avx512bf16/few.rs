@@ -1,5 +1,5 @@
 //! C1 and C2 for few rows, where memory limits as much as the dots
-//! do: nothing is packed but Q, and meanwhile memory is asked for rows to come. Groups of the fewest rows go through
+//! do: nothing is packed but Q, and C1 asks memory for rows to come meanwhile. Groups of the fewest rows go through
 //! `stream.rs`; tiles of them here are for what is left of more.
 //!
 //! | kernel | register tile | streams |
@@ -157,7 +157,7 @@ pub(super) const PIECES: usize = STRIP / PIECE;
 /// C2 of up to [`C2_ROWS`] rows: [`Isa::pv_direct`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(super) fn pv<const D_V: usize>(
-    isa: Avx512Bf16,
+    zmm: Zmm,
     call: &Pv<'_>,
     p: &L0a,
     values: &Rows<'_>,
@@ -173,24 +173,23 @@ pub(super) fn pv<const D_V: usize>(
         Precision::Bf16x2 => (gather(&p.low.0[..pairs], rest), None),
     };
     let c2 = C2 {
-        isa,
+        zmm,
         high: gather(&p.high.0[..pairs], high),
         low,
         residuals,
         increment: call.increment,
         values: &rows.as_chunks().0[..pairs],
     };
-    let mut ahead = Ahead::of(call.next, D_V / STRIP * pairs);
     let mut left = 0;
     for (strip, o) in o.iter_mut().enumerate().take(D_V / STRIP) {
         // A V that isn't finite makes no row's O finite, since 0 times it is NaN: the first tile tells where to look.
-        let mut row = c2.next::<true>(&mut ahead, strip, 0, call.rows, o);
+        let mut row = c2.next(strip, 0, call.rows, o);
         if row == 0 {
             left |= 1 << strip;
             continue;
         }
         while row < call.rows {
-            row += c2.next::<false>(&mut ahead, strip, row, call.rows, o);
+            row += c2.next(strip, row, call.rows, o);
         }
     }
     left
@@ -216,7 +215,7 @@ fn gather<'p>(p: &[[u32; PANEL_ROWS]], out: &'p mut [Words]) -> &'p [Words] {
 
 /// What all tiles of C2 share.
 struct C2<'a, const D_V: usize> {
-    isa: Avx512Bf16,
+    zmm: Zmm,
     high: &'a [Words],
     low: &'a [Words],
     residuals: Option<&'a Residuals>,
@@ -228,38 +227,25 @@ struct C2<'a, const D_V: usize> {
 type Acc<const ROWS: usize> = [[[__m512; 2]; PIECES]; ROWS];
 
 impl<const D_V: usize> C2<'_, D_V> {
-    /// The next of `rows` rows, from `row` on. Returns how many; if these are the `FIRST`, 0 where values aren't finite and O
+    /// The next of `rows` rows, from `row` on. Returns how many; if these are the first, 0 where values aren't finite and O
     /// was left as it was.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn next<const FIRST: bool>(
-        &self,
-        ahead: &mut Ahead<'_>,
-        strip: usize,
-        row: usize,
-        rows: usize,
-        o: &mut OStrip,
-    ) -> usize {
+    fn next(&self, strip: usize, row: usize, rows: usize, o: &mut OStrip) -> usize {
         match tile_rows(rows - row) {
-            0 | 1 => self.tile::<1, FIRST>(ahead, strip, row, o),
-            2 => self.tile::<2, FIRST>(ahead, strip, row, o),
-            3 => self.tile::<3, FIRST>(ahead, strip, row, o),
-            4 => self.tile::<4, FIRST>(ahead, strip, row, o),
-            5 => self.tile::<5, FIRST>(ahead, strip, row, o),
-            _ => self.tile::<TILE_ROWS, FIRST>(ahead, strip, row, o),
+            0 | 1 => self.tile::<1>(strip, row, o),
+            2 => self.tile::<2>(strip, row, o),
+            3 => self.tile::<3>(strip, row, o),
+            4 => self.tile::<4>(strip, row, o),
+            5 => self.tile::<5>(strip, row, o),
+            _ => self.tile::<TILE_ROWS>(strip, row, o),
         }
     }
 
     /// `ROWS` rows from `row` on: [`next`](Self::next).
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn tile<const ROWS: usize, const FIRST: bool>(
-        &self,
-        ahead: &mut Ahead<'_>,
-        strip: usize,
-        row: usize,
-        o: &mut OStrip,
-    ) -> usize {
+    fn tile<const ROWS: usize>(&self, strip: usize, row: usize, o: &mut OStrip) -> usize {
         let o: &mut [[f32; STRIP]; ROWS] = &mut o[row..].as_chunks_mut().0[0];
         let mut acc: Acc<ROWS> = [[[_mm512_setzero_ps(); 2]; PIECES]; ROWS];
         if let Some(increment) = self.increment {
@@ -271,12 +257,12 @@ impl<const D_V: usize> C2<'_, D_V> {
                 read(&self.moved(o, increment), &mut acc);
             }
         }
-        self.accumulate::<ROWS, FIRST>(self.high, ahead, strip, row, &mut acc);
+        self.accumulate(self.high, strip, row, &mut acc);
         match self.residuals {
             Some(residuals) => self.add_residuals(residuals, strip, row, &mut acc),
-            None => self.accumulate::<ROWS, false>(self.low, ahead, strip, row, &mut acc),
+            None => self.accumulate(self.low, strip, row, &mut acc),
         }
-        if FIRST && !finite(&acc) {
+        if row == 0 && !finite(&acc) {
             let values = self.values.as_flattened().iter().map(|&row| &row[..]);
             let columns = strip * STRIP..(strip + 1) * STRIP;
             if !shared::finite(values, &columns) {
@@ -298,29 +284,25 @@ impl<const D_V: usize> C2<'_, D_V> {
         for (row, &increment) in moved.iter_mut().zip(increment) {
             for o in row.as_chunks_mut().0 {
                 if increment != 0 {
-                    store(o, self.isa.zmm.add_increment(load(o), increment));
+                    store(o, self.zmm.add_increment(load(o), increment));
                 }
             }
         }
         moved
     }
 
-    /// `acc[row][column] += sum over pairs of p[pair][row] . v[pair][column]`. If `ASK`, asks for rows to come.
+    /// `acc[row][column] += sum over pairs of p[pair][row] . v[pair][column]`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn accumulate<const ROWS: usize, const ASK: bool>(
+    fn accumulate<const ROWS: usize>(
         &self,
         p: &[Words],
-        ahead: &mut Ahead<'_>,
         strip: usize,
         row: usize,
         acc: &mut Acc<ROWS>,
     ) {
         assert!((strip + 1) * STRIP <= D_V && row + ROWS <= WORDS);
         for (p, pair) in p.iter().zip(self.values) {
-            if ASK {
-                ahead.step_into(self.isa.asks_l2(), self.isa.zmm);
-            }
             // SAFETY: the values are references to D_V elements, and the strip lies within these, asserted above.
             let v = unsafe { interleaved(&pair.map(|row| row.as_ptr()), strip) };
             for r in 0..ROWS {
