@@ -305,7 +305,12 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
     let all_ask = I::ALL_ASK && as_they_lie;
     let c1_asks = reads_rows && lie && group.rows.len() <= I::ASKING_ROWS;
     let both = c1_asks && group.rows.len() <= I::BOTH_ASK_ROWS;
-    let lead = I::lead(group.rows.len());
+    // Keys that are put together first are wanted all at once.
+    let lead = if as_they_lie {
+        I::lead(group.rows.len())
+    } else {
+        BLOCK_KEYS
+    };
     let mut asked = group.keys.start + lead;
     let mut mask = [0; BLOCK_KEYS];
     let mut finite = true;

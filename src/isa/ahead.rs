@@ -15,7 +15,7 @@ pub enum Asking {
     L1dTwice,
     /// Into L2.
     L2,
-    /// Into L2, and once more.
+    /// Into L2, and once or twice more.
     L2Twice,
 }
 

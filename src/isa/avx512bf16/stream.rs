@@ -7,8 +7,8 @@
 //! at once); and once more a few keys later, since a core drops what it has no slot for (`docs/adr/0026`).
 //!
 //! On Intel's cores and Zen 4's requests to L1d keep its few slots for as long as memory takes: there each line is asked for
-//! into L2; on Intel's once, as they drop nothing, on Zen 4's twice or three times. With 5 rows and more (on Zen 4 with 4), whose Q and O leave keys little room in L1d
-//! in any case, steps have 64 keys there.
+//! into L2; on Intel's once, as they drop nothing, on Zen 4's twice or three times. With 5 rows and more (on Zen 4 with 4), whose Q
+//! and O leave keys little room in L1d in any case, steps have 64 keys there.
 //!
 //! Intel's cores do multiply-adds at twice the rate of dots. There C1 of 2 to 4 rows, with MLA's widths, widens keys, and so does C2
 //! unless P is in two parts. They have the bits of dots but where those make zeros of subnormal numbers ([`widens`]).
@@ -201,7 +201,7 @@ impl<'a, W: Widths> Call<'a, W> {
     }
 
     /// The same in steps of so many vectors of keys and over so many tiles of rows. With `TO_L2` lines to come are asked
-    /// into L2 alone; with `TWICE` a second time as well.
+    /// into L2 alone; each so many `TIMES`.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     fn steps<const TILES: usize, const VECTORS: usize, const TO_L2: bool, const TIMES: usize>(
         &self,
