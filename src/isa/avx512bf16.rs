@@ -75,9 +75,9 @@ impl Avx512Bf16 {
 }
 
 impl Avx512Bf16 {
-    /// Whether few rows ask for lines into L2, not L1d.
+    /// Whether few rows ask for lines into L2, not L1d: where a core drops requests (not timed on others).
     const fn asks_l2(self) -> bool {
-        !matches!(self.asking, Asking::L1dTwice)
+        matches!(self.asking, Asking::L2Twice)
     }
 }
 
