@@ -28,7 +28,7 @@ use half::bf16;
 use crate::isa::ahead::LINE;
 use crate::isa::simd::{Simd, even, odd};
 use crate::isa::zmm::requests::{Ask, Block, Mla, Other, Requests, Widths};
-use crate::isa::zmm::stream::{self, ByRow, GROUP, KEYS};
+use crate::isa::zmm::stream::{self, Aligned, ByRow, GROUP, KEYS};
 use crate::isa::zmm::{LANES, NOT_FINITE, Zmm};
 use crate::isa::{Left, STREAM_KEYS, Softmax, Streamed, Streams, Strips, fp32};
 use crate::tile::{BLOCK_KEYS, L0a, OStrip, PANEL_ROWS, QPanel, RowState, STRIP};
@@ -151,9 +151,7 @@ impl<'a, W: Widths> Call<'a, W> {
     ) -> Streamed {
         let zmm = self.zmm;
         let at_once = const { VECTORS * KEYS };
-        let memory = stream::memory(p);
-        let (s, memory) = stream::by_row(memory, call.rows);
-        let (probs, _) = stream::by_row(memory, call.rows);
+        let (Aligned(s), Aligned(probs)) = (&mut stream::zeros(), &mut stream::zeros());
         let tile_rows = call.rows.div_ceil(call.rows.div_ceil(TILE_ROWS));
         for first in (from..call.keys).step_by(at_once) {
             let len = at_once.min(call.keys - first);
@@ -199,7 +197,6 @@ impl<'a, W: Widths> Call<'a, W> {
                 }
             }
             if all != 0 {
-                let probs = *probs;
                 for (r, probs) in probs.iter().enumerate().take(call.rows) {
                     for (k, &prob) in probs.as_flattened().iter().enumerate().take(len) {
                         fp32::put_prob(p, k, r, prob);

@@ -28,7 +28,7 @@ use super::few::{self, PIECES, deinterleave, interleave, interleaved};
 use super::*;
 use crate::isa::ahead::{Asking, LINE};
 use crate::isa::zmm::requests::{self, Ask, Block, Lines, Mla, Other, Requests, Widths};
-use crate::isa::zmm::stream::{self, ByRow, GROUP, KEYS, Known};
+use crate::isa::zmm::stream::{self, Aligned, ByRow, GROUP, KEYS, Known};
 use crate::isa::{STREAM_KEYS, Streamed, Streams};
 use crate::problem::Rescale;
 
@@ -220,14 +220,12 @@ impl<'a, W: Widths> Call<'a, W> {
                 VECTORS * KEYS + GAP
             }
         };
-        let memory = stream::memory(p);
-        let (s, memory) = stream::by_row(memory, rows);
-        let (whole, memory) = stream::by_row(memory, rows);
-        let (rounded, memory) = stream::by_row(memory, rows);
-        let parts: &mut [[u32; PAIRS]] = bytemuck::cast_slice_mut(memory);
+        let (Aligned(s), Aligned(whole)) = (&mut stream::zeros(), &mut stream::zeros());
+        let Aligned(rounded) = &mut stream::zeros();
+        let Aligned(parts) = &mut Aligned([[[[0; _]; _]; _]; _]);
         let mut probs = Probs {
             whole,
-            parts: &mut parts.as_chunks_mut().0.as_chunks_mut().0.as_chunks_mut().0[0],
+            parts,
             rounded,
             len: if call.precision == Precision::Bf16x2 {
                 2
@@ -303,9 +301,7 @@ impl<'a, W: Widths> Call<'a, W> {
                 }
             }
             if all != 0 {
-                // They lie where these go.
-                let (parts, residuals) = (*probs.parts, probs.residuals());
-                spread(&parts, &residuals[..rows], p);
+                spread(probs.parts, &probs.residuals()[..rows], p);
                 return Streamed {
                     keys: first..first + len,
                     left: Left { all, tail: 0 },

@@ -5,7 +5,7 @@ use super::*;
 use crate::bits::Increment;
 use crate::isa::{STREAM_MULTIPLE, Softmax, shared, simd, v1};
 use crate::problem::Rescale;
-use crate::tile::{L0a, PANEL_ROWS, RowState};
+use crate::tile::{PANEL_ROWS, RowState};
 
 /// Up to so many rows: one for each lane of what V1 knows of them.
 pub const ROWS: usize = LANES;
@@ -19,20 +19,13 @@ const _: () = assert!(STREAM_MULTIPLE.is_multiple_of(KEYS));
 /// Scores, or P: `V` vectors of keys, row by row.
 pub type ByRow<const V: usize> = [[[f32; KEYS]; V]; ROWS];
 
-/// Memory of a block's steps, where other kernels have P: as it was, since clearing that much took 2 % of a call.
-pub fn memory(p: &mut L0a) -> &mut [[f32; KEYS]] {
-    bytemuck::cast_slice_mut(p.high.0.as_flattened_mut())
-}
+/// What begins with a cache line.
+#[repr(align(64))]
+pub struct Aligned<T>(pub T);
 
-/// The first of that memory as scores or P of so many rows, and the rest. Rows up to the next group's are zeros.
-pub fn by_row<const V: usize>(
-    memory: &mut [[f32; KEYS]],
-    rows: usize,
-) -> (&mut ByRow<V>, &mut [[f32; KEYS]]) {
-    let (first, rest) = memory.split_at_mut(ROWS * V);
-    let by_row: &mut ByRow<V> = &mut first.as_chunks_mut().0.as_chunks_mut().0[0];
-    by_row[rows..rows.next_multiple_of(GROUP)].fill([[0.0; _]; _]);
-    (by_row, rest)
+/// No scores yet, nor P: rows beyond a call's compute on these.
+pub const fn zeros<const V: usize>() -> Aligned<ByRow<V>> {
+    Aligned([[[0.0; _]; _]; _])
 }
 
 /// What V1 knows of a step beside P.
