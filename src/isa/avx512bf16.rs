@@ -72,10 +72,8 @@ impl Avx512Bf16 {
     pub fn asking(asking: Asking) -> Option<Self> {
         Self::new().map(|isa| Self { asking, ..isa })
     }
-}
 
-impl Avx512Bf16 {
-    /// Whether few rows ask for lines into L2, not L1d: where a core drops requests (not timed on others).
+    /// Whether C1 of up to 32 rows asks for rows to come into L2: where a core drops requests (not timed on others).
     const fn asks_l2(self) -> bool {
         matches!(self.asking, Asking::L2Twice)
     }
@@ -83,6 +81,7 @@ impl Avx512Bf16 {
 
 impl Isa for Avx512Bf16 {
     const DIRECT_ROWS: usize = PANEL_ROWS;
+    // Beyond few rows those for which a tile's own requests come too late (`docs/adr/0020`).
     const ASKING_ROWS: usize = 32;
     const STREAM_ROWS: usize = stream::ROWS;
 
@@ -134,10 +133,10 @@ impl Isa for Avx512Bf16 {
                     few::qk::<D_QK>(self, q, rows, keys, next, s);
                     None
                 }
-                29..=32 if self.asking == Asking::L2Twice => {
+                29..=32 => {
+                    let next = if self.asks_l2() { next } else { &[] };
                     qk::<12, 2, 4>(self.zmm, panel, keys, next, s)
                 }
-                29..=32 => qk::<12, 2, 4>(self.zmm, panel, keys, &[], s),
                 33..=48 => qk::<8, 3, 4>(self.zmm, panel, keys, &[], s),
                 _ => qk::<6, 4, 2>(self.zmm, panel, keys, &[], s),
             }
@@ -329,6 +328,7 @@ impl<const KEYS: usize> KeyTile<'_, KEYS> {
         for (line, q) in most.chunks(LANES).enumerate() {
             // A few at a time: a core has room for so many lines on their way, and may drop others.
             self.ask(2 * LANES * line);
+            // Wider tiles are given nothing to ask for.
             if const { VECS < 3 } {
                 far.step_far(self.zmm);
             }

@@ -148,7 +148,8 @@ impl Visitor for Run<'_> {
             o,
             non_finite,
             packed,
-            few: self.rows <= I::ASKING_ROWS,
+            // Features in the lanes: these read keys in the order in which they ask for them.
+            few: self.rows <= I::ASKING_ROWS && I::lead(self.rows) < BLOCK_KEYS,
             direct,
             packing,
             maxima,

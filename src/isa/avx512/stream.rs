@@ -28,7 +28,7 @@ use half::bf16;
 use crate::isa::ahead::LINE;
 use crate::isa::simd::{Simd, even, odd};
 use crate::isa::zmm::requests::{Ask, Block, Mla, Other, Requests, Widths};
-use crate::isa::zmm::stream::{self, Aligned, ByRow, GROUP, KEYS};
+use crate::isa::zmm::stream::{self, ByRow, GROUP, KEYS};
 use crate::isa::zmm::{LANES, NOT_FINITE, Zmm};
 use crate::isa::{Left, STREAM_KEYS, Softmax, Streamed, Streams, Strips, fp32};
 use crate::tile::{BLOCK_KEYS, L0a, OStrip, PANEL_ROWS, QPanel, RowState, STRIP};
@@ -151,7 +151,10 @@ impl<'a, W: Widths> Call<'a, W> {
     ) -> Streamed {
         let zmm = self.zmm;
         let at_once = const { VECTORS * KEYS };
-        let (Aligned(s), Aligned(probs)) = (&mut stream::zeros(), &mut stream::zeros());
+        let (mut s, mut probs) = (
+            ByRow([[[0.0; KEYS]; VECTORS]; _]),
+            ByRow([[[0.0; KEYS]; VECTORS]; _]),
+        );
         let tile_rows = call.rows.div_ceil(call.rows.div_ceil(TILE_ROWS));
         for first in (from..call.keys).step_by(at_once) {
             let len = at_once.min(call.keys - first);
@@ -168,17 +171,17 @@ impl<'a, W: Widths> Call<'a, W> {
             };
             for row in (0..call.rows).step_by(tile_rows) {
                 match tile_rows.min(call.rows - row) {
-                    1 if VECTORS == SHORT => step.qk::<1, 4, VECTORS>(row, self.q, s),
-                    2 if VECTORS == SHORT => step.qk::<2, 4, VECTORS>(row, self.q, s),
-                    3 if VECTORS == SHORT => step.qk::<3, 4, VECTORS>(row, self.q, s),
-                    5 if VECTORS == LONG => step.qk::<5, 2, VECTORS>(row, self.q, s),
-                    6 if VECTORS == LONG => step.qk::<6, 2, VECTORS>(row, self.q, s),
-                    7 if VECTORS == LONG => step.qk::<7, 2, VECTORS>(row, self.q, s),
-                    8 if VECTORS == LONG => step.qk::<8, 2, VECTORS>(row, self.q, s),
-                    _ => step.qk::<4, 4, VECTORS>(row, self.q, s),
+                    1 if VECTORS == SHORT => step.qk::<1, 4, VECTORS>(row, self.q, &mut s),
+                    2 if VECTORS == SHORT => step.qk::<2, 4, VECTORS>(row, self.q, &mut s),
+                    3 if VECTORS == SHORT => step.qk::<3, 4, VECTORS>(row, self.q, &mut s),
+                    5 if VECTORS == LONG => step.qk::<5, 2, VECTORS>(row, self.q, &mut s),
+                    6 if VECTORS == LONG => step.qk::<6, 2, VECTORS>(row, self.q, &mut s),
+                    7 if VECTORS == LONG => step.qk::<7, 2, VECTORS>(row, self.q, &mut s),
+                    8 if VECTORS == LONG => step.qk::<8, 2, VECTORS>(row, self.q, &mut s),
+                    _ => step.qk::<4, 4, VECTORS>(row, self.q, &mut s),
                 }
             }
-            softmax(zmm, call, first, len, s, probs, state);
+            softmax(zmm, call, first, len, &s, &mut probs, state);
             let increment = &state.increment[..call.rows];
             if increment.iter().any(|&n| n != 0) {
                 stream::advance(zmm, increment, o);
@@ -186,18 +189,18 @@ impl<'a, W: Widths> Call<'a, W> {
             let mut all = 0;
             for row in (0..call.rows).step_by(tile_rows) {
                 match tile_rows.min(call.rows - row) {
-                    1 if VECTORS == SHORT => step.pv::<1, 2, VECTORS>(row, probs, &mut all, o),
-                    2 if VECTORS == SHORT => step.pv::<2, 2, VECTORS>(row, probs, &mut all, o),
-                    3 if VECTORS == SHORT => step.pv::<3, 2, VECTORS>(row, probs, &mut all, o),
-                    5 if VECTORS == LONG => step.pv::<5, 1, VECTORS>(row, probs, &mut all, o),
-                    6 if VECTORS == LONG => step.pv::<6, 1, VECTORS>(row, probs, &mut all, o),
-                    7 if VECTORS == LONG => step.pv::<7, 1, VECTORS>(row, probs, &mut all, o),
-                    8 if VECTORS == LONG => step.pv::<8, 1, VECTORS>(row, probs, &mut all, o),
-                    _ => step.pv::<4, 2, VECTORS>(row, probs, &mut all, o),
+                    1 if VECTORS == SHORT => step.pv::<1, 2, VECTORS>(row, &probs, &mut all, o),
+                    2 if VECTORS == SHORT => step.pv::<2, 2, VECTORS>(row, &probs, &mut all, o),
+                    3 if VECTORS == SHORT => step.pv::<3, 2, VECTORS>(row, &probs, &mut all, o),
+                    5 if VECTORS == LONG => step.pv::<5, 1, VECTORS>(row, &probs, &mut all, o),
+                    6 if VECTORS == LONG => step.pv::<6, 1, VECTORS>(row, &probs, &mut all, o),
+                    7 if VECTORS == LONG => step.pv::<7, 1, VECTORS>(row, &probs, &mut all, o),
+                    8 if VECTORS == LONG => step.pv::<8, 1, VECTORS>(row, &probs, &mut all, o),
+                    _ => step.pv::<4, 2, VECTORS>(row, &probs, &mut all, o),
                 }
             }
             if all != 0 {
-                for (r, probs) in probs.iter().enumerate().take(call.rows) {
+                for (r, probs) in probs.0.iter().enumerate().take(call.rows) {
                     for (k, &prob) in probs.as_flattened().iter().enumerate().take(len) {
                         fp32::put_prob(p, k, r, prob);
                     }
@@ -307,7 +310,7 @@ impl<W: Widths> Step<'_, W> {
                     }
                 }
                 let sums = zmm.sum_lanes(four);
-                for (s, sums) in s[row..][r..N].iter_mut().zip(sums.as_chunks::<K>().0) {
+                for (s, sums) in s.0[row..][r..N].iter_mut().zip(sums.as_chunks::<K>().0) {
                     s.as_flattened_mut().as_chunks_mut().0[tile] = *sums;
                 }
             }
@@ -330,7 +333,7 @@ impl<W: Widths> Step<'_, W> {
         assert!(o.len() == self.widths.strips() * self.rows);
         let zmm = self.zmm;
         let parts = const { PIECES / V };
-        let p: &[_; N] = &p[row..].as_chunks().0[0];
+        let p: &[_; N] = &p.0[row..].as_chunks().0[0];
         // With two tiles of rows the second asks for the same again, which costs next to nothing.
         let times = parts * self.widths.strips();
         let requests = Requests::of([self.asked.1], self.widths, times);

@@ -4,7 +4,6 @@
 //! as BF16: the dots of six rows hide what reading and writing a strip costs.
 
 use super::*;
-use crate::isa::ahead::Ahead;
 
 /// Vectors across a strip's columns.
 const VECTORS: usize = STRIP / LANES;
@@ -69,22 +68,14 @@ pub(super) fn pv_packing<const D_V: usize>(
     let c2 = C2::new(zmm, call, p);
     let pairs = c2.high.len();
     let rows = padded::<D_V>(values);
-    let mut ahead = Ahead::of(call.next, pairs * (D_V / STRIP));
     let mut left = 0;
     for (strip, o) in o.iter_mut().take(D_V / STRIP).enumerate() {
         let lying = Lying {
-            zmm,
             rows: &rows.as_chunks().0[..pairs],
             column: strip * STRIP,
         };
         let v = &mut v.strip(strip)[..pairs];
-        // Most calls ask for nothing, and don't pay for it.
-        let finite = if call.next.is_empty() {
-            c2.first_tile::<TILE_ROWS, D_V, false>(&lying, &mut ahead, v, o)
-        } else {
-            c2.first_tile::<TILE_ROWS, D_V, true>(&lying, &mut ahead, v, o)
-        };
-        if finite {
+        if c2.first_tile::<TILE_ROWS, D_V>(&lying, v, o) {
             c2.strip(v, TILE_ROWS, o);
         } else {
             left |= 1 << strip;
@@ -183,10 +174,9 @@ impl<'a> C2<'a> {
     /// The first `ROWS` rows, on whose way the strip is packed into `v`. If values in it aren't
     /// finite, O is left as it was and the result is `false`.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn first_tile<const ROWS: usize, const D_V: usize, const ASK: bool>(
+    fn first_tile<const ROWS: usize, const D_V: usize>(
         &self,
         lying: &Lying<'_, D_V>,
-        ahead: &mut Ahead<'_>,
         v: &mut [[u32; STRIP]],
         o: &mut OStrip,
     ) -> bool {
@@ -206,7 +196,7 @@ impl<'a> C2<'a> {
                 }
             }
         }
-        lying.pack_and_accumulate::<ROWS, ASK>(self.high, ahead, v, &mut acc);
+        lying.pack_and_accumulate(self.high, v, &mut acc);
         accumulate(self.low, v, 0, &mut acc);
         if let Some(residuals) = self.residuals {
             add_residuals(residuals, v, 0, &mut acc);
@@ -289,29 +279,24 @@ const fn finite_pair(pair: u32) -> bool {
 
 /// A strip of values as they lie, by pairs.
 struct Lying<'a, const D_V: usize> {
-    zmm: Zmm,
     rows: &'a [[&'a [bf16; D_V]; 2]],
     /// Where the strip begins.
     column: usize,
 }
 
 impl<const D_V: usize> Lying<'_, D_V> {
-    /// [`accumulate`] of a panel's first rows, and `v` itself. If `ASK`, asks for rows to come.
+    /// [`accumulate`] of a panel's first rows, and `v` itself.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn pack_and_accumulate<const ROWS: usize, const ASK: bool>(
+    fn pack_and_accumulate<const ROWS: usize>(
         &self,
         p: &[[u32; PANEL_ROWS]],
-        ahead: &mut Ahead<'_>,
         v: &mut [[u32; STRIP]],
         acc: &mut Acc<ROWS>,
     ) {
         assert!(self.column + STRIP <= D_V);
         let [low, high] = zmm::interleave_indices();
         for ((p, v), [even, odd]) in p.iter().zip(v).zip(self.rows) {
-            if ASK {
-                ahead.step(self.zmm);
-            }
             let even = &even[self.column..][..STRIP];
             let odd = &odd[self.column..][..STRIP];
             let mut pairs = [as_pairs(low); VECTORS];

@@ -28,7 +28,7 @@ use super::few::{self, PIECES, deinterleave, interleave, interleaved};
 use super::*;
 use crate::isa::ahead::{Asking, LINE};
 use crate::isa::zmm::requests::{self, Ask, Block, Lines, Mla, Other, Requests, Widths};
-use crate::isa::zmm::stream::{self, Aligned, ByRow, GROUP, KEYS, Known};
+use crate::isa::zmm::stream::{self, ByRow, GROUP, KEYS, Known};
 use crate::isa::{STREAM_KEYS, Streamed, Streams};
 use crate::problem::Rescale;
 
@@ -58,17 +58,14 @@ const AGAIN: [usize; ASKS] = [0, 6, 12];
 const _: () = assert!(STREAM_KEYS >= BLOCK_KEYS + KEYS + LONG * KEYS + GAP);
 const _: () = assert!(AGAIN[ASKS - 1] <= KEYS + GAP && KEYS + GAP <= LEAD);
 
-/// A part of P of a step, rounded: pairs of keys, row by row.
-type Words<const V: usize> = [[[u32; PAIRS]; V]; ROWS];
-
 /// P of a step, as C2 takes it.
-struct Probs<'a, const V: usize> {
+struct Probs<const V: usize> {
     /// As V1 computes it.
-    whole: &'a mut ByRow<V>,
+    whole: ByRow<V>,
     /// Rounded, row by row, and what that took.
-    parts: &'a mut [Words<V>; 2],
+    parts: [[[[u32; PAIRS]; V]; ROWS]; 2],
     /// Rounded, in FP32, where C2 has multiply-adds.
-    rounded: &'a mut ByRow<V>,
+    rounded: ByRow<V>,
     /// Parts that count.
     len: usize,
     /// The rows of whose largest that counts too.
@@ -220,13 +217,11 @@ impl<'a, W: Widths> Call<'a, W> {
                 VECTORS * KEYS + GAP
             }
         };
-        let (Aligned(s), Aligned(whole)) = (&mut stream::zeros(), &mut stream::zeros());
-        let Aligned(rounded) = &mut stream::zeros();
-        let Aligned(parts) = &mut Aligned([[[[0; _]; _]; _]; _]);
+        let mut s = ByRow([[[0.0; KEYS]; VECTORS]; _]);
         let mut probs = Probs {
-            whole,
-            parts,
-            rounded,
+            whole: ByRow([[[0.0; KEYS]; VECTORS]; _]),
+            parts: [[[[0; PAIRS]; VECTORS]; ROWS]; 2],
+            rounded: ByRow([[[0.0; KEYS]; VECTORS]; _]),
             len: if call.precision == Precision::Bf16x2 {
                 2
             } else {
@@ -267,20 +262,20 @@ impl<'a, W: Widths> Call<'a, W> {
                     let group = group..group + some;
                     match tile_rows.min(rows - row) {
                         1 if const { TILES == 1 && VECTORS == SHORT } => {
-                            step.qk::<1, VECTORS>(group, row, self.q, self.wide, s)
+                            step.qk::<1, VECTORS>(group, row, self.q, self.wide, &mut s)
                         }
                         2 if const { TILES == 2 || VECTORS == SHORT } => {
-                            step.qk::<2, VECTORS>(group, row, self.q, self.wide, s)
+                            step.qk::<2, VECTORS>(group, row, self.q, self.wide, &mut s)
                         }
                         3 if const { TILES == 2 || VECTORS == SHORT } => {
-                            step.qk::<3, VECTORS>(group, row, self.q, self.wide, s)
+                            step.qk::<3, VECTORS>(group, row, self.q, self.wide, &mut s)
                         }
-                        _ => step.qk::<4, VECTORS>(group, row, self.q, self.wide, s),
+                        _ => step.qk::<4, VECTORS>(group, row, self.q, self.wide, &mut s),
                     }
                 }
             }
             let wide = const { Step::<W, TILES, TO_L2, TIMES>::WIDENS };
-            softmax(zmm, call, first, len, s, wide, state, &mut probs);
+            softmax(zmm, call, first, len, &s, wide, state, &mut probs);
             if state.increment[..rows].iter().any(|&n| n != 0) {
                 stream::advance(zmm, &state.increment[..rows], o);
             }
@@ -301,7 +296,7 @@ impl<'a, W: Widths> Call<'a, W> {
                 }
             }
             if all != 0 {
-                spread(probs.parts, &probs.residuals()[..rows], p);
+                probs.spread(rows, p);
                 return Streamed {
                     keys: first..first + len,
                     left: Left { all, tail: 0 },
@@ -447,7 +442,7 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TIMES: usize>
             }
             for r in 0..N {
                 let sums = zmm.sum_lanes([acc[0][r], acc[1][r], acc[2][r], acc[3][r]]);
-                s[row + r].as_flattened_mut().as_chunks_mut().0[group] = sums;
+                s.0[row + r].as_flattened_mut().as_chunks_mut().0[group] = sums;
             }
         }
     }
@@ -460,7 +455,7 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TIMES: usize>
     fn pv<const N: usize, const V: usize>(
         &self,
         row: usize,
-        probs: &Probs<'_, V>,
+        probs: &Probs<V>,
         left: &mut Strips,
         o: &mut [[f32; STRIP]],
     ) {
@@ -491,13 +486,13 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TIMES: usize>
                     acc = self.add_wide(
                         strip,
                         values,
-                        &rows_of(probs.rounded, row, vector),
+                        &rows_of(&probs.rounded.0, row, vector),
                         &mut lines,
                         acc,
                     );
                     continue;
                 }
-                let [high, low] = &*probs.parts;
+                let [high, low] = &probs.parts;
                 let high = rows_of(high, row, vector);
                 // Apart, so that the usual loop doesn't look for a low part with each pair.
                 acc = if probs.len == 1 {
@@ -705,20 +700,20 @@ fn softmax<const V: usize>(
     s: &ByRow<V>,
     wide: bool,
     state: &mut RowState,
-    probs: &mut Probs<'_, V>,
+    probs: &mut Probs<V>,
 ) {
-    let known = stream::softmax(zmm, call, first, len, s, probs.whole, state);
+    let known = stream::softmax(zmm, call, first, len, s, &mut probs.whole, state);
     let exact = call.rescale == Rescale::Exact;
     let whole = call.precision == Precision::Bf16x2;
     let mut row = |r: usize| {
         let mut sum = _mm512_setzero_ps();
         for v in 0..V {
-            let prob = load(&probs.whole[r][v]);
+            let prob = load(&probs.whole.0[r][v]);
             let high = _mm512_cvtneps_pbh(prob);
             let mut kept = _mm512_cvtpbh_ps(high);
             probs.parts[0][r][v] = words(high);
             if wide {
-                store(&mut probs.rounded[r][v], kept);
+                store(&mut probs.rounded.0[r][v], kept);
             }
             if whole {
                 let rest = _mm512_cvtneps_pbh(_mm512_sub_ps(prob, kept));
@@ -748,16 +743,11 @@ fn softmax<const V: usize>(
     }
 }
 
-impl<const V: usize> Probs<'_, V> {
-    /// What rounding took from the largest of each row, where it counts.
-    fn residuals(&self) -> [Residual; ROWS] {
-        let mut residuals = self.residuals;
-        for (r, residual) in residuals.iter_mut().enumerate() {
-            if self.carried >> r & 1 == 0 {
-                *residual = Residual::NONE;
-            }
-        }
-        residuals
+impl<const V: usize> Probs<V> {
+    /// What rounding took from a row's largest, if it counts.
+    #[inline(always)]
+    fn residual(&self, r: usize) -> Option<&Residual> {
+        (self.carried >> r & 1 != 0).then(|| &self.residuals[r])
     }
 
     /// Keeps what rounding took from each row's largest P, where that may count: as a row's sum grows, other keys' P, from
@@ -791,7 +781,7 @@ impl<const V: usize> Probs<'_, V> {
             let max = _mm512_set1_ps(known.bases.max[r]);
             let mut key = 0;
             for v in 0..V {
-                let scores = load(&s[r][v]);
+                let scores = load(&s.0[r][v]);
                 let tops = _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(known.seen[r][v], scores, max);
                 if let Some(last) = tops.checked_ilog2() {
                     key = v * KEYS + last as usize;
@@ -801,22 +791,23 @@ impl<const V: usize> Probs<'_, V> {
         }
         self.carried = u32::from(counts);
     }
-}
 
-/// P as other kernels have it, pair by pair.
-#[cold]
-fn spread<const V: usize>(parts: &[Words<V>; 2], residuals: &[Residual], p: &mut L0a) {
-    for (part, to) in parts.iter().zip([&mut p.high, &mut p.low]) {
-        for (r, part) in part.iter().enumerate().take(residuals.len()) {
-            for (pair, to) in part.as_flattened().iter().zip(&mut to.0) {
-                to[r] = *pair;
+    /// As other kernels have it, pair by pair.
+    #[cold]
+    fn spread(&self, rows: usize, p: &mut L0a) {
+        for (part, to) in self.parts.iter().zip([&mut p.high, &mut p.low]) {
+            for (r, part) in part.iter().enumerate().take(rows) {
+                for (pair, to) in part.as_flattened().iter().zip(&mut to.0) {
+                    to[r] = *pair;
+                }
             }
         }
-    }
-    for (r, residual) in residuals.iter().enumerate() {
-        p.residuals.pair[r] = u32::try_from(residual.key / 2).unwrap_or(0);
-        // A BF16's bits are the upper half of its FP32's.
-        p.residuals.p[r] = residual.p.to_bits() >> 16 << (16 * (residual.key % 2));
+        for r in 0..rows {
+            let residual = self.residual(r).unwrap_or(&Residual::NONE);
+            p.residuals.pair[r] = u32::try_from(residual.key / 2).unwrap_or(0);
+            // A BF16's bits are the upper half of its FP32's.
+            p.residuals.p[r] = residual.p.to_bits() >> 16 << (16 * (residual.key % 2));
+        }
     }
 }
 

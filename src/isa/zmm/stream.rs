@@ -17,16 +17,8 @@ pub const GROUP: usize = 4;
 const _: () = assert!(STREAM_MULTIPLE.is_multiple_of(KEYS));
 
 /// Scores, or P: `V` vectors of keys, row by row.
-pub type ByRow<const V: usize> = [[[f32; KEYS]; V]; ROWS];
-
-/// What begins with a cache line.
 #[repr(align(64))]
-pub struct Aligned<T>(pub T);
-
-/// No scores yet, nor P: rows beyond a call's compute on these.
-pub const fn zeros<const V: usize>() -> Aligned<ByRow<V>> {
-    Aligned([[[0.0; _]; _]; _])
-}
+pub struct ByRow<const V: usize>(pub [[[f32; KEYS]; V]; ROWS]);
 
 /// What V1 knows of a step beside P.
 pub struct Known<const V: usize> {
@@ -58,7 +50,7 @@ pub fn softmax<const V: usize>(
     for i in 0..fours {
         let mut largest = [lowest; GROUP];
         for (r, largest) in (GROUP * i..).zip(&mut largest) {
-            for ((s, p), &seen) in s[r].iter().zip(&mut p[r]).zip(&seen[r]) {
+            for ((s, p), &seen) in s.0[r].iter().zip(&mut p.0[r]).zip(&seen[r]) {
                 let scores = forwarded(s);
                 zmm.store(scores, p);
                 // The second where the first is NaN.
@@ -74,7 +66,7 @@ pub fn softmax<const V: usize>(
     for i in 0..fours {
         let mut probs = [zmm.splat(0.0); GROUP];
         for (r, sum) in (GROUP * i..).zip(&mut probs) {
-            for (v, (p, &seen)) in p[r].iter_mut().zip(&seen[r]).enumerate() {
+            for (v, (p, &seen)) in p.0[r].iter_mut().zip(&seen[r]).enumerate() {
                 let below = _mm512_sub_ps(zmm.load(p), zmm.splat(bases.max[r]));
                 let t = _mm512_fmadd_ps(below, scale, zmm.splat(bases.offset[r]));
                 let prob = _mm512_maskz_mov_ps(seen, zmm.exp2(t));
