@@ -77,6 +77,12 @@ impl Avx512Bf16 {
     const fn asks_l2(self) -> bool {
         matches!(self.asking, Asking::L2Twice)
     }
+
+    /// Whether the core does two dots a cycle, which needs 12 of them that don't wait for each other, or more: Zen 5, as all
+    /// others that are known do one or less.
+    const fn two_dots(self) -> bool {
+        matches!(self.asking, Asking::L1dTwice)
+    }
 }
 
 impl Isa for Avx512Bf16 {
@@ -133,11 +139,13 @@ impl Isa for Avx512Bf16 {
                     few::qk::<D_QK>(self, q, rows, keys, next, s);
                     None
                 }
+                29..=32 if self.two_dots() => qk::<12, 2, 6>(self.zmm, panel, keys, &[], s),
                 29..=32 => {
                     let next = if self.asks_l2() { next } else { &[] };
                     qk::<12, 2, 4>(self.zmm, panel, keys, next, s)
                 }
                 33..=48 => qk::<8, 3, 4>(self.zmm, panel, keys, &[], s),
+                _ if self.two_dots() => qk::<6, 4, 6>(self.zmm, panel, keys, &[], s),
                 _ => qk::<6, 4, 2>(self.zmm, panel, keys, &[], s),
             }
         }
@@ -308,7 +316,8 @@ impl<const KEYS: usize> KeyTile<'_, KEYS> {
     /// `s[key][row] (+)= sum over pairs of k[key][pair] . q[pair][row]`.
     ///
     /// Over the last pairs `GROUP` keys go first, then as many others: scores of the former are added up and
-    /// written beside products of the latter, where all at once they would hold the next tile's up.
+    /// written beside products of the latter, where all at once they would hold the next tile's up. A core that does
+    /// two dots a cycle needs more of them at once than that leaves.
     ///
     /// With the last chunk the scores are whole, and `max` keeps up with the largest of each row.
     #[inline]
