@@ -136,38 +136,19 @@ impl<'a> C2<'a> {
         }
     }
 
-    /// `ROWS` rows: rescale on the way in, accumulate in registers, write once. Returns `ROWS`.
+    /// `ROWS` rows: rescale, accumulate in registers, add and write once. Returns `ROWS`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     fn tile<const ROWS: usize>(&self, v: &[[u32; STRIP]], row: usize, o: &mut OStrip) -> usize {
-        let o = &mut o[row..row + ROWS];
-        if let Some(increment) = self.increment {
-            // In L1, not in the accumulators: those must be indexed by constants alone to stay in
-            // registers, and this loop is too long to be unrolled.
-            for (o, &increment) in o.iter_mut().zip(&increment[row..]) {
-                // Most blocks don't move the reference: nothing to add then.
-                if increment != 0 {
-                    for o in o.as_chunks_mut().0 {
-                        let moved = self.zmm.add_increment(load(o), increment);
-                        store(o, moved);
-                    }
-                }
-            }
-        }
+        let o: &mut [[f32; STRIP]; ROWS] = &mut o[row..].as_chunks_mut().0[0];
+        rescale(self.zmm, self.increment, row, o);
         let mut acc = [[_mm512_setzero_ps(); VECTORS]; ROWS];
-        if self.increment.is_some() {
-            for r in 0..ROWS {
-                for v in 0..VECTORS {
-                    acc[r][v] = load(&o[r].as_chunks().0[v]);
-                }
-            }
-        }
         accumulate(self.high, v, row, &mut acc);
         accumulate(self.low, v, row, &mut acc);
         if let Some(residuals) = self.residuals {
             add_residuals(residuals, v, row, &mut acc);
         }
-        write(&acc, o);
+        self.add(&acc, o);
         ROWS
     }
 
@@ -180,35 +161,68 @@ impl<'a> C2<'a> {
         v: &mut [[u32; STRIP]],
         o: &mut OStrip,
     ) -> bool {
-        let o = &mut o[..ROWS];
+        let o: &mut [[f32; STRIP]; ROWS] = &mut o.as_chunks_mut().0[0];
         let mut acc = [[_mm512_setzero_ps(); VECTORS]; ROWS];
-        if let Some(increment) = self.increment {
-            // Not in place: O may have to stay.
-            let mut moved = [[0.0; STRIP]; ROWS];
-            for ((to, from), &increment) in moved.iter_mut().zip(&*o).zip(increment) {
-                for (to, from) in to.as_chunks_mut().0.iter_mut().zip(from.as_chunks().0) {
-                    store(to, self.zmm.add_increment(load(from), increment));
-                }
-            }
-            for r in 0..ROWS {
-                for v in 0..VECTORS {
-                    acc[r][v] = load(&moved[r].as_chunks().0[v]);
-                }
-            }
-        }
         lying.pack_and_accumulate(self.high, v, &mut acc);
         accumulate(self.low, v, 0, &mut acc);
         if let Some(residuals) = self.residuals {
             add_residuals(residuals, v, 0, &mut acc);
         }
-        // What isn't finite makes every row's O so, since 0 times it is NaN. O may also have been so,
-        // or have left FP32's range.
+        // What isn't finite makes every row's product so, since 0 times it is NaN. That may also have
+        // left FP32's range.
         if !finite(&acc) && !v.as_flattened().iter().all(|&pair| finite_pair(pair)) {
             return false;
         }
-        write(&acc, o);
+        rescale(self.zmm, self.increment, 0, o);
+        self.add(&acc, o);
         true
     }
+
+    /// [`add_to`] of a tile.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    fn add<const ROWS: usize>(&self, acc: &Acc<ROWS>, o: &mut [[f32; STRIP]; ROWS]) {
+        for r in 0..ROWS {
+            for v in 0..VECTORS {
+                add_to(
+                    &mut o[r].as_chunks_mut().0[v],
+                    self.increment.is_some(),
+                    acc[r][v],
+                );
+            }
+        }
+    }
+}
+
+/// Rescales rows of O from `row` on, where a reference moved; without increments O begins.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub(super) fn rescale(
+    zmm: Zmm,
+    increment: Option<&[i32; PANEL_ROWS]>,
+    row: usize,
+    o: &mut [[f32; STRIP]],
+) {
+    if let Some(increment) = increment {
+        let increment = &increment[row..][..o.len()];
+        // Most blocks don't move any.
+        if increment.iter().any(|&n| n != 0) {
+            zmm::stream::advance(zmm, increment, o);
+        }
+    }
+}
+
+/// A tile's part of O, as it is `before` or as it begins, and what is added.
+///
+/// O comes last: accumulators that begin with zeros are read by dots of two operands. A dot of three shares a way with a store,
+/// and the tile before has as many stores as this one has accumulators (`docs/adr/0028`).
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub(super) fn add_to(o: &mut [f32; LANES], before: bool, acc: __m512) {
+    let lanes = if before { __mmask16::MAX } else { 0 };
+    // SAFETY: 16 f32 are 64 bytes; no alignment needed.
+    let o_before = unsafe { _mm512_maskz_loadu_ps(lanes, o.as_ptr()) };
+    store(o, _mm512_add_ps(acc, o_before));
 }
 
 /// `acc[row][column] += sum over pairs of p[pair][row] . v[pair][column]`.
@@ -246,17 +260,6 @@ fn add_residuals<const ROWS: usize>(
         let p = as_pairs(_mm512_set1_epi32(residuals.p[row + r].cast_signed()));
         for i in 0..VECTORS {
             acc[r][i] = _mm512_dpbf16_ps(acc[r][i], load_pairs(&v[i]), p);
-        }
-    }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn write<const ROWS: usize>(acc: &Acc<ROWS>, o: &mut [[f32; STRIP]]) {
-    let o: &mut [[f32; STRIP]; ROWS] = &mut o.as_chunks_mut().0[0];
-    for r in 0..ROWS {
-        for v in 0..VECTORS {
-            store(&mut o[r].as_chunks_mut().0[v], acc[r][v]);
         }
     }
 }

@@ -12,7 +12,7 @@
 //! cost 72 shuffles per key to transpose it. C2 interleaves two keys by half lanes
 //! of 128 bits on their way into the dot, and O's columns alike.
 
-use super::c2::{TILE_ROWS, padded, tile_rows};
+use super::c2::{TILE_ROWS, add_to, padded, rescale, tile_rows};
 use super::*;
 use crate::isa::ahead::Ahead;
 use crate::isa::shared;
@@ -248,15 +248,6 @@ impl<const D_V: usize> C2<'_, D_V> {
     fn tile<const ROWS: usize>(&self, strip: usize, row: usize, o: &mut OStrip) -> usize {
         let o: &mut [[f32; STRIP]; ROWS] = &mut o[row..].as_chunks_mut().0[0];
         let mut acc: Acc<ROWS> = [[[_mm512_setzero_ps(); 2]; PIECES]; ROWS];
-        if let Some(increment) = self.increment {
-            let increment: &[i32; ROWS] = &increment[row..].as_chunks().0[0];
-            // Most blocks don't move any reference: nothing to add then.
-            if increment.iter().all(|&increment| increment == 0) {
-                read(o, &mut acc);
-            } else {
-                read(&self.moved(o, increment), &mut acc);
-            }
-        }
         self.accumulate(self.high, strip, row, &mut acc);
         match self.residuals {
             Some(residuals) => self.add_residuals(residuals, strip, row, &mut acc),
@@ -269,26 +260,17 @@ impl<const D_V: usize> C2<'_, D_V> {
                 return 0;
             }
         }
-        write(&acc, o);
-        ROWS
-    }
-
-    /// O rescaled; not in place, as it may have to stay.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn moved<const ROWS: usize>(
-        &self,
-        o: &[[f32; STRIP]; ROWS],
-        increment: &[i32; ROWS],
-    ) -> [[f32; STRIP]; ROWS] {
-        let mut moved = *o;
-        for (row, &increment) in moved.iter_mut().zip(increment) {
-            for o in row.as_chunks_mut().0 {
-                if increment != 0 {
-                    store(o, self.zmm.add_increment(load(o), increment));
+        rescale(self.zmm, self.increment, row, o);
+        for r in 0..ROWS {
+            for i in 0..PIECES {
+                let o: &mut [_; 2] = &mut o[r].as_chunks_mut().0.as_chunks_mut().0[i];
+                let columns = in_order(acc[r][i]);
+                for j in 0..2 {
+                    add_to(&mut o[j], self.increment.is_some(), columns[j]);
                 }
             }
         }
-        moved
+        ROWS
     }
 
     /// `acc[row][column] += sum over pairs of p[pair][row] . v[pair][column]`.
@@ -341,47 +323,38 @@ impl<const D_V: usize> C2<'_, D_V> {
     }
 }
 
-/// O as V's halves of 128 bits interleave: four columns of the first vector of 16 are followed by those eight further on.
+/// A piece's columns from how V's halves of 128 bits interleave: four of the first vector of 16 are followed by those eight further on.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn read<const ROWS: usize>(o: &[[f32; STRIP]; ROWS], acc: &mut Acc<ROWS>) {
-    let low = _mm512_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
-    let high = _mm512_setr_epi32(4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-    for r in 0..ROWS {
-        for i in 0..PIECES {
-            let o = o[r].as_chunks().0;
-            let [a, b] = [load(&o[2 * i]), load(&o[2 * i + 1])];
-            acc[r][i][0] = _mm512_permutex2var_ps(a, low, b);
-            acc[r][i][1] = _mm512_permutex2var_ps(a, high, b);
-        }
-    }
-}
-
-/// O from how [`read`] left it.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn write<const ROWS: usize>(acc: &Acc<ROWS>, o: &mut [[f32; STRIP]; ROWS]) {
+fn in_order([a, b]: [__m512; 2]) -> [__m512; 2] {
     let first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     let second = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-    for r in 0..ROWS {
-        for i in 0..PIECES {
-            let [a, b] = [acc[r][i][0], acc[r][i][1]];
-            let o = o[r].as_chunks_mut().0;
-            store(&mut o[2 * i], _mm512_permutex2var_ps(a, first, b));
-            store(&mut o[2 * i + 1], _mm512_permutex2var_ps(a, second, b));
-        }
-    }
+    [
+        _mm512_permutex2var_ps(a, first, b),
+        _mm512_permutex2var_ps(a, second, b),
+    ]
+}
+
+/// The opposite.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn in_halves([a, b]: [__m512; 2]) -> [__m512; 2] {
+    let low = _mm512_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+    let high = _mm512_setr_epi32(4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    [
+        _mm512_permutex2var_ps(a, low, b),
+        _mm512_permutex2var_ps(a, high, b),
+    ]
 }
 
 /// A row of a strip of O as V's halves interleave.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(super) fn interleave(row: &[f32; STRIP]) -> [f32; STRIP] {
-    let mut acc: Acc<1> = [[[_mm512_setzero_ps(); 2]; PIECES]];
-    read(core::array::from_ref(row), &mut acc);
-    let mut out = [0.0; STRIP];
-    let acc = acc.as_flattened().as_flattened();
-    for (o, acc) in out.as_chunks_mut().0.iter_mut().zip(acc) {
-        store(o, *acc);
+    let mut out = *row;
+    for o in out.as_chunks_mut().0.as_chunks_mut::<2>().0 {
+        let [a, b] = in_halves([load(&o[0]), load(&o[1])]);
+        store(&mut o[0], a);
+        store(&mut o[1], b);
     }
     out
 }
@@ -389,13 +362,12 @@ pub(super) fn interleave(row: &[f32; STRIP]) -> [f32; STRIP] {
 /// A row from how [`interleave`] left it.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(super) fn deinterleave(row: &[f32; STRIP]) -> [f32; STRIP] {
-    let mut acc: Acc<1> = [[[_mm512_setzero_ps(); 2]; PIECES]];
-    let flat = acc.as_flattened_mut().as_flattened_mut();
-    for (acc, o) in flat.iter_mut().zip(row.as_chunks().0) {
-        *acc = load(o);
+    let mut out = *row;
+    for o in out.as_chunks_mut().0.as_chunks_mut::<2>().0 {
+        let [a, b] = in_order([load(&o[0]), load(&o[1])]);
+        store(&mut o[0], a);
+        store(&mut o[1], b);
     }
-    let mut out = [0.0; STRIP];
-    write(&acc, core::array::from_mut(&mut out));
     out
 }
 
