@@ -375,6 +375,10 @@ pub fn mul_pow2_f16_slice(xs: &mut [u16], n: i32) {
 // Exponents
 // -------------------------------------------------------------------------------------------------
 
+/// How far exact mode's reference exponent is put above the largest score where it has to move, so that scores may grow by so many powers of two
+/// before it has to again (`docs/adr/0029`).
+pub(crate) const HEADROOM: f32 = 3.0;
+
 /// `from - to` for integers held in FP32, clamped to what FP32 can be scaled by.
 #[expect(
     clippy::cast_possible_truncation,

@@ -44,8 +44,8 @@ use half::bf16;
 use libm::{ceilf, exp, exp2f, expf, log, rintf};
 
 use crate::bits::{
-    Increment, add_increment_f32_slice, as_printed_f32, bf16_round, bf16_widen, compensation,
-    difference, mul_pow2_f32,
+    HEADROOM, Increment, add_increment_f32_slice, as_printed_f32, bf16_round, bf16_widen,
+    compensation, difference, mul_pow2_f32,
 };
 use crate::error::{Argument, Error, right_length};
 use crate::format;
@@ -455,7 +455,7 @@ pub fn amla_compensated(
 /// `Rescale::Exact`.
 ///
 /// The comments give the lines of Algorithm 2 that each step replaces. With scores in units of log2, the reference exponent
-/// is `e_i = max(e_{i-1}, ceil(rowmax(S_i)))`, and:
+/// is `e_i = e_{i-1}` as long as `ceil(rowmax(S_i))` isn't larger, and 3 above that otherwise; and:
 ///
 /// * P = `2^(S - e_i)`, in 0 to 1, goes straight to BF16 (or, in [`Precision::Bf16x2`], to the pair hi = bf16(P),
 ///   lo = bf16(P - hi)): there is no S16 that a compensation had to make up for (lines 7 to 10).
@@ -503,7 +503,12 @@ pub fn amla_exact(
             }
             row.hide(&keys, s);
             let max = rowmax(s);
-            e = e_prev.max(ceilf(times(max, scale)));
+            let block_e = ceilf(times(max, scale));
+            e = if block_e > e_prev {
+                block_e + HEADROOM
+            } else {
+                e_prev
+            };
             let n = difference(e_prev, e);
             // Line 6. The difference comes before the product: it is exact for the scores that matter.
             let shift = finite_or_zero(max);

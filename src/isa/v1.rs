@@ -2,7 +2,9 @@
 
 use super::simd::{Simd, lanes, lanes_mut, pairs_mut, split};
 use super::{Mask, Maxima, Softmax};
-use crate::bits::{Increment, bf16_round, bf16_widen, compensation, difference, mul_pow2_f32};
+use crate::bits::{
+    HEADROOM, Increment, bf16_round, bf16_widen, compensation, difference, mul_pow2_f32,
+};
 use crate::problem::{Precision, Rescale};
 use crate::tile::{BLOCK_KEYS, BLOCK_PAIRS, L0a, PANEL_ROWS, Residuals, RowState, STile};
 
@@ -332,8 +334,9 @@ pub fn advance(call: &Softmax<'_>, max: &[f32; PANEL_ROWS], state: &mut RowState
             Rescale::Exact => {
                 let block = libm::ceilf(max);
                 if block > old {
-                    let n = difference(old, block);
-                    state.reference[r] = block;
+                    let reference = block + HEADROOM;
+                    let n = difference(old, reference);
+                    state.reference[r] = reference;
                     state.increment[r] = Increment::pow2(n).bits();
                     state.sum[r] = mul_pow2_f32(state.sum[r], n);
                     state.rounded_sum[r] = mul_pow2_f32(state.rounded_sum[r], n);

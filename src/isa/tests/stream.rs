@@ -267,7 +267,8 @@ fn check_row_to(run: &Run<'_>, got: &After, r: usize, bound: f64) {
     // What O and the sum are relative to.
     let (base, divisor) = match run.rescale {
         Rescale::Exact => {
-            assert_eq!(reference, max.ceil());
+            // Some step put it above its own largest.
+            assert!((max.ceil()..=max.ceil() + f64::from(HEADROOM)).contains(&reference));
             (reference, f64::from(state.rounded_sum[r]))
         }
         Rescale::Compensated => {
