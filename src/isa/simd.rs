@@ -8,9 +8,9 @@
 use bytemuck::Pod;
 use half::bf16;
 
-use super::Close;
+use super::{Close, Maxima, Softmax, v1};
 use crate::bits::{Increment, NAN};
-use crate::tile::{OStrip, STRIP};
+use crate::tile::{OStrip, RowState, STRIP};
 
 /// The vectors of an instruction set.
 ///
@@ -109,6 +109,17 @@ pub trait Simd: Copy {
         let nan = self.not_ge(t, self.splat(f32::NEG_INFINITY));
         let rest = self.select(nan, t, self.splat(0.0));
         self.select(flushed, rest, scaled)
+    }
+
+    /// [`v1::advance`] where it finds that no reference moves, and faster.
+    #[inline(always)]
+    fn follow(
+        self,
+        _call: &Softmax<'_>,
+        _max: &Maxima,
+        _state: &mut RowState,
+    ) -> Option<v1::Bases> {
+        None
     }
 
     /// `2^r` for `|r| <= 1/2`.

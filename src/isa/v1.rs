@@ -123,7 +123,10 @@ pub fn softmax<S: Simd, K: Keep<S>>(
         (Some(maxima), None) => *maxima,
         _ => block_maxima(simd, call, s),
     };
-    let bases = advance(call, &max, state);
+    let bases = match simd.follow(call, &max, state) {
+        Some(bases) => bases,
+        None => advance(call, &max, state),
+    };
     let mut largest = Largest {
         p: [0.0; PANEL_ROWS],
         key: [0.0; PANEL_ROWS],
@@ -307,17 +310,22 @@ pub struct Bases {
     pub factor: [f32; PANEL_ROWS],
 }
 
+impl Bases {
+    /// Of rows that see no key.
+    pub const NONE: Self = Self {
+        max: [0.0; PANEL_ROWS],
+        offset: [f32::NEG_INFINITY; PANEL_ROWS],
+        factor: [1.0; PANEL_ROWS],
+    };
+}
+
 /// Moves the running reference to the block's maximum and brings the sums along
 /// (Algorithm 2 lines 5-9, 11, 12; `docs/algorithm.md` for the exact mode).
 ///
 /// `max` holds the largest unscaled score of each row that it sees, NaN ignored.
 #[inline(always)]
 pub fn advance(call: &Softmax<'_>, max: &[f32; PANEL_ROWS], state: &mut RowState) -> Bases {
-    let mut bases = Bases {
-        max: [0.0; PANEL_ROWS],
-        offset: [f32::NEG_INFINITY; PANEL_ROWS],
-        factor: [1.0; PANEL_ROWS],
-    };
+    let mut bases = Bases::NONE;
     for r in 0..call.rows {
         let score = max[r];
         // Not the product alone: -inf * 0 would be NaN.

@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "pointer loads and feature-gated intrinsics")]
 
 pub mod dots;
+pub mod follow;
 pub mod requests;
 pub mod stream;
 pub mod widen;
@@ -11,10 +12,11 @@ use core::arch::x86_64::*;
 use half::bf16;
 
 use super::ahead::{Ahead, LINE};
-use super::detect;
 use super::simd::{EXP2_MIN, Simd};
+use super::v1::Bases;
+use super::{Maxima, Softmax, detect};
 use crate::format::Row;
-use crate::tile::{PANEL_ROWS, QPanel, STRIP, VBuffer};
+use crate::tile::{PANEL_ROWS, QPanel, RowState, STRIP, VBuffer};
 
 /// Lanes of a vector.
 pub const LANES: usize = 16;
@@ -267,6 +269,12 @@ impl Simd for Zmm {
         unsafe {
             _mm_prefetch::<_MM_HINT_T1>(at.cast());
         }
+    }
+
+    #[inline(always)]
+    fn follow(self, call: &Softmax<'_>, max: &Maxima, state: &mut RowState) -> Option<Bases> {
+        // SAFETY: the token proves the features.
+        unsafe { follow::panel(self, call, max, state) }
     }
 
     #[inline(always)]

@@ -166,46 +166,18 @@ pub struct Bases {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn follow(zmm: Zmm, call: &Softmax<'_>, score: __m512, state: &mut RowState) -> Bases {
-    let lowest = _mm512_set1_ps(f32::NEG_INFINITY);
     let rows = __mmask16::MAX >> (LANES - call.rows);
-    let some = _mm512_mask_cmp_ps_mask::<_CMP_NEQ_UQ>(rows, score, lowest);
-    let scaled = _mm512_mask_mul_ps(lowest, some, score, _mm512_set1_ps(call.scale));
-    // Also where a finite score leaves FP32 when scaled.
-    let some = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(scaled, lowest);
     let reference = zmm.load(&state.reference.as_chunks().0[0]);
-    let follows = _mm512_cmp_ps_mask::<_CMP_LE_OQ>(scaled, reference);
-    // Beyond 2^22 FP32 has no fraction left.
-    let size = _mm512_abs_ps(reference);
-    let near = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(size, _mm512_set1_ps(4_194_304.0));
-    if some & !(follows & near) != 0 {
+    let Some([max, offset]) = follow::follow(call, rows, score, reference) else {
         return moved(zmm, call, score, state);
-    }
-    let offset = match call.rescale {
-        Rescale::Exact => {
-            // In f64 the product is exact: eight rows, and the others.
-            let scale = _mm512_set1_pd(f64::from(call.scale));
-            let eight = |score, reference| {
-                let [score, reference] = [score, reference].map(|x| _mm512_cvtps_pd(x));
-                _mm512_cvtpd_ps(_mm512_fmsub_pd(score, scale, reference))
-            };
-            let low = |x| _mm512_castps512_ps256(x);
-            let high = |x| _mm512_extractf32x8_ps::<1>(x);
-            let offset = _mm512_zextps256_ps512(eight(low(score), low(reference)));
-            if call.rows > 8 {
-                _mm512_insertf32x8::<1>(offset, eight(high(score), high(reference)))
-            } else {
-                offset
-            }
-        }
-        Rescale::Compensated => _mm512_sub_ps(scaled, reference),
     };
     let mut bases = Bases {
         max: [0.0; LANES],
         offset: [0.0; LANES],
         factor: *state.factor.first_chunk().unwrap_or(&[1.0; _]),
     };
-    zmm.store(_mm512_maskz_mov_ps(some, score), &mut bases.max);
-    zmm.store(_mm512_mask_mov_ps(lowest, some, offset), &mut bases.offset);
+    zmm.store(max, &mut bases.max);
+    zmm.store(offset, &mut bases.offset);
     state.increment[..LANES].fill(0);
     bases
 }
