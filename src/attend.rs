@@ -54,7 +54,7 @@ use crate::format::Row;
 use crate::group::{Group, Partial};
 use crate::isa::{
     Backend, Isa, Left, Mask, Pv, Rows, STREAM_KEYS, STREAM_MULTIPLE, Softmax, Streams, Strips,
-    Visitor, heads, pointers, row_tile,
+    Visitor, heads, p_memory, pointers, row_tile,
 };
 use crate::problem::{Precision, Rescale};
 use crate::results::{End, Write};
@@ -68,6 +68,8 @@ use crate::tile::{
 /// asked for ahead (the NPU's MTE2). With more the processor's own prefetcher keeps
 /// up, and asking again showed no gain, but to a backend that computes faster ([`Isa::ALL_ASK`]).
 const FEW_ROWS: usize = 16;
+/// The K/V buffer that keeps P of a first panel where C2 of two is one.
+const P_BUFFER: usize = 2;
 /// Keys that one C2 asks for beyond C1's lead, where it does, so that memory isn't idle meanwhile. C1
 /// asks for so many fewer.
 const AHEAD: usize = 64;
@@ -299,6 +301,9 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
     // Whether C2 finds rows of BF16, and packs none or while it computes.
     let at_hand = lie || reuse;
     let direct = reads_rows && at_hand;
+    // Whether both panels' C2 are one: P of the first has to stay.
+    let together =
+        I::BOTH_PANELS && panels == 2 && at_hand && p_memory(&mut l1.v[P_BUFFER]).is_some();
     let slot = |block: usize| if reuse { block % in_flight } else { 0 };
     let few = group.rows.len() <= FEW_ROWS;
     // Who asks for keys: all stages, or else C1, with few rows both, or C2 alone.
@@ -380,7 +385,11 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     precision: options.precision,
                     next: next.as_slice(),
                 };
-                isa.softmax(&call, &l0c[i % SCORE_TILES], l0a, &mut ub[panel]);
+                let p = match p_memory(&mut l1.v[P_BUFFER]) {
+                    Some(p) if together && panel == 0 => p,
+                    _ => &mut *l0a,
+                };
+                isa.softmax(&call, &l0c[i % SCORE_TILES], p, &mut ub[panel]);
             }
             Stage::C2(i) => {
                 let (block, panel) = (i / panels, i % panels);
@@ -401,7 +410,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                         finite = !widen_and_pack::<I, D_V>(isa, group, range.clone(), l0b, v);
                     }
                 }
-                let call = Pv {
+                let call = |panel: usize| Pv {
                     rows: group.panel_rows(panel),
                     group_rows: group.planned_rows,
                     keys: range.len(),
@@ -409,13 +418,49 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     increment: (block > 0).then_some(&ub[panel].increment),
                     next: next.as_slice(),
                 };
-                let o = &mut partial.o[panel * strips..][..strips];
                 let lying = if one_row {
                     &keys[block % in_flight]
                 } else {
                     &values
                 };
                 let mut widened = Rows::NONE;
+                if together {
+                    // The first panel's comes with the second's.
+                    if panel == 0 {
+                        continue;
+                    }
+                    let values = if reuse {
+                        widened.gather(gm[..range.len()].iter().map(|row| &row[..D_V]));
+                        &widened
+                    } else {
+                        lying
+                    };
+                    let [v, .., p] = &mut l1.v;
+                    let calls = [call(0), call(1)];
+                    let first = p_memory(p).map_or(&*l0a, |p| &*p);
+                    let (o, others) = partial.o.split_at_mut(strips);
+                    let others = &mut others[..strips];
+                    let left = isa.pv_both::<D_V>(
+                        [&calls[0], &calls[1]],
+                        [first, l0a],
+                        values,
+                        v,
+                        [o, others],
+                    );
+                    for (panel, (p, o)) in [(first, o), (l0a, others)].into_iter().enumerate() {
+                        if left != Left::NOTHING {
+                            let mask = group.mask(panel, block, &mut mask);
+                            let keys = range.clone();
+                            pv_non_finite(isa, group, keys, &calls[panel], p, mask, left, o);
+                        }
+                    }
+                    for panel in 0..if block + 1 == blocks { panels } else { 0 } {
+                        finish(isa, group, options, ub, panel, &mut partial, &mut then);
+                    }
+                    continue;
+                }
+                let call = call(panel);
+                let o = &mut partial.o[panel * strips..][..strips];
                 let left = if direct {
                     let values = if reuse {
                         if let Some(memory) = row_memory(slot(block), gm, &mut l1.v) {

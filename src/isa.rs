@@ -56,7 +56,7 @@ use core::ops::Range;
 
 use half::bf16;
 
-pub use memory::{heads, pointers, row_tile};
+pub use memory::{heads, p_memory, pointers, row_tile};
 use shared::half_of;
 
 use crate::bits::{Increment, bf16_widen};
@@ -253,6 +253,8 @@ pub trait Isa: Copy {
     const BOTH_ASK_ROWS: usize = 0;
     /// Whether C1, V1 and C2 of any number of rows ask for the block to come, each for its [share](Isa::share).
     const ALL_ASK: bool = false;
+    /// Whether C2 of a group's two panels is one ([`pv_both`](Isa::pv_both)), where values lie as BF16.
+    const BOTH_PANELS: bool = false;
     /// Up to so many rows [`stream`](Isa::stream) beats the stages one by one.
     const STREAM_ROWS: usize = 0;
 
@@ -333,6 +335,19 @@ pub trait Isa: Copy {
         scratch: &mut L0b,
         o: &mut [OStrip],
     ) -> Left;
+
+    /// C2 of both panels of a group of two, the first of them a full one, over values that nobody packed: strip by strip, each of which
+    /// is packed into `v` and gone when the next one is. What it left it left of both.
+    fn pv_both<const D_V: usize>(
+        self,
+        _calls: [&Pv<'_>; 2],
+        _p: [&L0a; 2],
+        _values: &Rows<'_>,
+        _v: &mut VBuffer,
+        _o: [&mut [OStrip]; 2],
+    ) -> Left {
+        Left::EVERYTHING
+    }
 
     /// C2 of a block's first panel, a full one, over values that nobody packed: [`pack_v`](Isa::pack_v)
     /// for the panels to come, and [`pv`](Isa::pv). Returns whether V is finite, and what it left.

@@ -90,6 +90,7 @@ impl Isa for Avx512Bf16 {
     // Beyond few rows those for which a tile's own requests come too late (`docs/adr/0020`).
     const ASKING_ROWS: usize = 32;
     const STREAM_ROWS: usize = stream::ROWS;
+    const BOTH_PANELS: bool = true;
 
     fn widen(self, row: &Row<'_>, out: &mut [bf16]) {
         // SAFETY: the token proves the features.
@@ -182,6 +183,19 @@ impl Isa for Avx512Bf16 {
         // SAFETY: the token proves the features.
         let all = unsafe { c2::pv_packing::<D_V>(self.zmm, call, p, values, v, o) };
         (all == 0, Left { all, tail: 0 })
+    }
+
+    fn pv_both<const D_V: usize>(
+        self,
+        calls: [&Pv<'_>; 2],
+        p: [&L0a; 2],
+        values: &Rows<'_>,
+        v: &mut VBuffer,
+        o: [&mut [OStrip]; 2],
+    ) -> Left {
+        // SAFETY: the token proves the features.
+        let all = unsafe { c2::pv_both::<D_V>(self.zmm, calls, p, values, &mut v[0].0, o) };
+        Left { all, tail: 0 }
     }
 
     fn pv_direct<const D_V: usize>(

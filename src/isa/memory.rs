@@ -7,7 +7,7 @@
 use half::bf16;
 
 use crate::error::{Argument, Error};
-use crate::tile::{QPanel, RowTile, VBuffer, Workspace};
+use crate::tile::{L0a, QPanel, RowTile, VBuffer, Workspace};
 
 /// One of the seven buffers that L1 is cut into.
 ///
@@ -31,6 +31,18 @@ pub fn row_tile<B: Buffer>(buffers: &mut [B]) -> Option<&mut RowTile> {
     // aligned (both checked above), and initialised (`Buffer`'s contract); every bit pattern
     // is a `bf16`, and is an integer again.
     Some(unsafe { &mut *buffers.as_mut_ptr().cast() })
+}
+
+/// A buffer as L0A is, for P of one panel while another's is in L0A, if it is enough.
+pub fn p_memory(buffer: &mut VBuffer) -> Option<&mut L0a> {
+    const { assert!(align_of::<VBuffer>() >= align_of::<L0a>()) };
+    if size_of::<VBuffer>() < size_of::<L0a>() {
+        return None;
+    }
+    // SAFETY: the memory is borrowed exclusively for the result's lifetime, long enough and
+    // aligned (both checked above), and initialised (`Buffer`'s contract); both are made of `u32` without
+    // padding (`tile` asserts that), of which every bit pattern is a value.
+    Some(unsafe { &mut *core::ptr::from_mut(buffer).cast() })
 }
 
 /// Where rows lie.

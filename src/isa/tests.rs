@@ -51,6 +51,8 @@ struct Stages {
     direct: Option<(Vec<OStrip>, Left)>,
     /// The same from values that are packed on the way, where the panel is full.
     packing: Option<(Vec<OStrip>, Left)>,
+    /// The same as the first of two panels, where both are one C2.
+    both: Option<(Vec<OStrip>, Left)>,
     /// What V1 begins with, if C1 says so.
     maxima: Option<Maxima>,
 }
@@ -130,7 +132,7 @@ impl Visitor for Run<'_> {
             (o, left)
         });
         let packing = (self.rows == PANEL_ROWS).then(|| {
-            let mut o = start;
+            let mut o = start.clone();
             isa.settle(&mut o, self.rows, true);
             let v = core::mem::replace(&mut l1.v, [[Tile([[u32::MAX; _]; _]); _]; _]);
             let (finite, left) =
@@ -140,6 +142,33 @@ impl Visitor for Run<'_> {
             assert!(non_finite || strips(&l1.v) == strips(&v));
             assert_ne!(finite, non_finite);
             isa.settle(&mut o, self.rows, false);
+            (o, left)
+        });
+        let both = (I::BOTH_PANELS && self.rows == PANEL_ROWS).then(|| {
+            const SECOND: usize = 7;
+            let (mut o, mut second) = (start.clone(), start.clone());
+            l1.v = [[Tile([[u32::MAX; _]; _]); _]; _];
+            let others = Pv {
+                rows: SECOND,
+                ..call
+            };
+            let left = isa.pv_both::<MAX_D_V>(
+                [&call, &others],
+                [l0a, l0a],
+                &values,
+                &mut l1.v[0],
+                [&mut o, &mut second],
+            );
+            for (second, (o, start)) in second.iter().zip(o.iter().zip(&start)) {
+                let same = |a: &[[f32; STRIP]], b: &[[f32; STRIP]]| {
+                    let bits = |o: &[[f32; STRIP]]| -> Vec<u32> {
+                        o.as_flattened().iter().map(|x| x.to_bits()).collect()
+                    };
+                    bits(a) == bits(b)
+                };
+                assert!(same(&second[..SECOND], &o[..SECOND]));
+                assert!(same(&second[SECOND..], &start[SECOND..]));
+            }
             (o, left)
         });
         Stages {
@@ -152,6 +181,7 @@ impl Visitor for Run<'_> {
             few: self.rows <= I::ASKING_ROWS && I::lead(self.rows) < BLOCK_KEYS,
             direct,
             packing,
+            both,
             maxima,
         }
     }
@@ -634,7 +664,7 @@ fn products_have_the_same_bits_everywhere() {
                             "{backend:?} {r} {column}: {got} {want}"
                         );
                     }
-                    for (o, left) in [&got.direct, &got.packing].into_iter().flatten() {
+                    for (o, left) in [&got.direct, &got.packing, &got.both].into_iter().flatten() {
                         assert_eq!(*left, Left::NOTHING);
                         assert_eq!(o, &got.o, "{backend:?} {rows} {len}");
                     }
@@ -672,7 +702,7 @@ fn who_packs_values_does_not_matter() {
                         increment,
                         ..run(&q, &keys, &values, rows, len)
                     });
-                    for (o, left) in [&got.direct, &got.packing].into_iter().flatten() {
+                    for (o, left) in [&got.direct, &got.packing, &got.both].into_iter().flatten() {
                         assert_eq!(*left, Left::NOTHING);
                         for (o, want) in o.iter().zip(&got.o) {
                             assert_eq!(o[..rows], want[..rows], "{backend:?} {rows} {len}");
@@ -741,7 +771,8 @@ fn strips_with_non_finite_values_are_left_alone() {
                 let good = core::mem::replace(&mut values[key * MAX_D_V + column], bad);
                 let stages = run(&values, LEN);
                 values[key * MAX_D_V + column] = good;
-                for (o, left) in [stages.direct, stages.packing].into_iter().flatten() {
+                let all = [stages.direct, stages.packing, stages.both];
+                for (o, left) in all.into_iter().flatten() {
                     let bit = 1 << (column / STRIP);
                     assert_ne!((left.all | left.tail) & bit, 0, "{backend:?} {rows} {key}");
                     assert!(left.tail == 0 || key >= Left::TAIL);

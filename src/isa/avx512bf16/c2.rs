@@ -84,6 +84,36 @@ pub(super) fn pv_packing<const D_V: usize>(
     left
 }
 
+/// The same of two panels: [`Isa::pv_both`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub(super) fn pv_both<const D_V: usize>(
+    zmm: Zmm,
+    calls: [&Pv<'_>; 2],
+    p: [&L0a; 2],
+    values: &Rows<'_>,
+    v: &mut [[u32; STRIP]],
+    [first, second]: [&mut [OStrip]; 2],
+) -> Strips {
+    let c2 = [C2::new(zmm, calls[0], p[0]), C2::new(zmm, calls[1], p[1])];
+    let pairs = c2[0].high.len();
+    let rows = padded::<D_V>(values);
+    let v = &mut v[..pairs];
+    let mut left = 0;
+    for (strip, o) in first.iter_mut().zip(second).take(D_V / STRIP).enumerate() {
+        let lying = Lying {
+            rows: &rows.as_chunks().0[..pairs],
+            column: strip * STRIP,
+        };
+        if c2[0].first_tile::<TILE_ROWS, D_V>(&lying, v, o.0) {
+            c2[0].strip(v, TILE_ROWS, o.0);
+            c2[1].strip(v, 0, o.1);
+        } else {
+            left |= 1 << strip;
+        }
+    }
+    left
+}
+
 /// Values, and zeros where a pair has no second key.
 pub(super) fn padded<'v, const D_V: usize>(values: &Rows<'v>) -> [&'v [bf16; D_V]; BLOCK_KEYS] {
     static ZEROS: [bf16; MAX_D_V] = [bf16::ZERO; _];
