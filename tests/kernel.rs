@@ -467,6 +467,9 @@ fn non_finite_v(backend: Backend) {
             (299, 16),
             (100, 7),
             (100, 16),
+            // Two panels.
+            (191, 100),
+            (200, 128),
         ] {
             let mut case = Case::new(1, 1, 300, h_q, SMALL).separate_v();
             case.value(0, k)[5] = bad;
@@ -477,7 +480,7 @@ fn non_finite_v(backend: Backend) {
 
 fn non_finite_v_in_a_hidden_key(backend: Backend) {
     for bad in [bf16::NAN, bf16::INFINITY] {
-        for h_q in [20, 1] {
+        for h_q in [20, 1, 30] {
             let mut case = Case::new(1, 3, 300, h_q, SMALL).separate_v();
             case.causal = true;
             case.value(0, 299)[5] = bad;
