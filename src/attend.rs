@@ -10,8 +10,10 @@
 //! pack Q, panel by panel                                  (MTE2 of the NPU)
 //! for stage in schedule::preload_by(blocks * panels, 2):  C1 C1 V1 | C1 C2 V1 ... | C2 V1 C2
 //!                 up to two panels, by 0 (ADR 0021):      C1 V1 C2 ...
+//!                 two whose C2 is one (ADR 0030):         C1 V1 C1 V1 C2 ...
 //!     C1(i):  S[i % 2] = K_block Q_panel^T                line 4
-//!     V1(i):  e' = max(e, ceil(log2-max of S))            lines 5, 6
+//!     V1(i):  e' = e, or 3 above ceil(log2-max of S)      lines 5, 6
+//!                  where that is larger (ADR 0029)
 //!             P = exp2(S - e'), rounded to BF16,          lines 6, 7, 10
 //!             and what that takes from the largest
 //!             l = l * 2^(e - e') + rowsum(P)              line 6

@@ -10,7 +10,7 @@
 //! load ports limit it: 10 loads per 24 dots. C1 walks the query's width in
 //! chunks of 96 (the paper's baseK): the panel's chunk is 12 KiB and stays in
 //! L1d while all keys of the block pass over it, and sums of 96 products round
-//! less than sums of 576; its tiles end a few keys at a time (`docs/adr/0027`). C2 (`c2`) holds one strip of V
+//! less than sums of 576; its tiles end a few keys at a time (`docs/adr/0027`). C2 (`c2`) begins with zeros, to which O comes in the end, and holds one strip of V
 //! (24 KiB) in L1d while all rows pass over it, the first of which pack it. Peak: 64 FLOP per dot, at the
 //! rate that [`dot_loop`] measures.
 #![allow(
