@@ -13,7 +13,7 @@
 use half::bf16;
 
 use crate::attend::Options;
-use crate::bits::{Increment, as_printed_f32, mul_pow2_f32};
+use crate::bits::{HEADROOM, Increment, as_printed_f32, mul_pow2_f32};
 use crate::isa::{Isa, Pv, Rows, Softmax, Visitor};
 use crate::tile::{
     BLOCK_KEYS, MAX_D_QK, MAX_D_V, OStrip, PANEL_ROWS, RowState, STRIP, Tiles, Workspace,
@@ -44,7 +44,7 @@ pub enum Reference {
     First,
     /// Like many blocks before: the reference stays, and no key stands out.
     Stays,
-    /// Like many blocks before, but a power of two larger in every row.
+    /// Like many blocks before, but so much larger in every row that the reference moves.
     Moves,
 }
 
@@ -196,7 +196,11 @@ impl<'a> Stages<'a> {
             }
         }
         if reference == Reference::Moves {
-            state.reference.iter_mut().for_each(|e| *e -= 1.0);
+            // So far that exact mode's has to as well.
+            state
+                .reference
+                .iter_mut()
+                .for_each(|e| *e -= 1.0 + HEADROOM);
         }
         let call = Softmax {
             rows: ROWS,
