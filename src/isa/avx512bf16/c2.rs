@@ -173,6 +173,9 @@ impl<'a> C2<'a> {
         let o: &mut [[f32; STRIP]; ROWS] = &mut o[row..].as_chunks_mut().0[0];
         rescale(self.zmm, self.increment, row, o);
         let mut acc = [[_mm512_setzero_ps(); VECTORS]; ROWS];
+        if self.goes_on() {
+            acc = read(o);
+        }
         accumulate(self.high, v, row, &mut acc);
         accumulate(self.low, v, row, &mut acc);
         if let Some(residuals) = self.residuals {
@@ -193,6 +196,12 @@ impl<'a> C2<'a> {
     ) -> bool {
         let o: &mut [[f32; STRIP]; ROWS] = &mut o.as_chunks_mut().0[0];
         let mut acc = [[_mm512_setzero_ps(); VECTORS]; ROWS];
+        if self.goes_on() {
+            // Not in place: O may have to stay.
+            let mut moved = *o;
+            rescale(self.zmm, self.increment, 0, &mut moved);
+            acc = read(&moved);
+        }
         lying.pack_and_accumulate(self.high, v, &mut acc);
         accumulate(self.low, v, 0, &mut acc);
         if let Some(residuals) = self.residuals {
@@ -203,9 +212,17 @@ impl<'a> C2<'a> {
         if !finite(&acc) && !v.as_flattened().iter().all(|&pair| finite_pair(pair)) {
             return false;
         }
-        rescale(self.zmm, self.increment, 0, o);
+        if !self.goes_on() {
+            rescale(self.zmm, self.increment, 0, o);
+        }
         self.add(&acc, o);
         true
+    }
+
+    /// Whether accumulators go on from O: where P is in two parts, so that O's error is that of the reference
+    /// (`docs/adr/0028`).
+    const fn goes_on(&self) -> bool {
+        !self.low.is_empty() && self.increment.is_some()
     }
 
     /// [`add_to`] of a tile.
@@ -216,7 +233,7 @@ impl<'a> C2<'a> {
             for v in 0..VECTORS {
                 add_to(
                     &mut o[r].as_chunks_mut().0[v],
-                    self.increment.is_some(),
+                    self.increment.is_some() && !self.goes_on(),
                     acc[r][v],
                 );
             }
@@ -253,6 +270,18 @@ pub(super) fn add_to(o: &mut [f32; LANES], before: bool, acc: __m512) {
     // SAFETY: 16 f32 are 64 bytes; no alignment needed.
     let o_before = unsafe { _mm512_maskz_loadu_ps(lanes, o.as_ptr()) };
     store(o, _mm512_add_ps(acc, o_before));
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn read<const ROWS: usize>(o: &[[f32; STRIP]; ROWS]) -> Acc<ROWS> {
+    let mut acc = [[_mm512_setzero_ps(); VECTORS]; ROWS];
+    for r in 0..ROWS {
+        for v in 0..VECTORS {
+            acc[r][v] = load(&o[r].as_chunks().0[v]);
+        }
+    }
+    acc
 }
 
 /// `acc[row][column] += sum over pairs of p[pair][row] . v[pair][column]`.

@@ -248,6 +248,19 @@ impl<const D_V: usize> C2<'_, D_V> {
     fn tile<const ROWS: usize>(&self, strip: usize, row: usize, o: &mut OStrip) -> usize {
         let o: &mut [[f32; STRIP]; ROWS] = &mut o[row..].as_chunks_mut().0[0];
         let mut acc: Acc<ROWS> = [[[_mm512_setzero_ps(); 2]; PIECES]; ROWS];
+        // As `C2::goes_on` of panels has it.
+        let goes_on = !self.low.is_empty() && self.increment.is_some();
+        if goes_on {
+            // Not in place: O may have to stay.
+            let mut moved = *o;
+            rescale(self.zmm, self.increment, row, &mut moved);
+            for r in 0..ROWS {
+                for i in 0..PIECES {
+                    let o: &[_; 2] = &moved[r].as_chunks().0.as_chunks().0[i];
+                    acc[r][i] = in_halves([load(&o[0]), load(&o[1])]);
+                }
+            }
+        }
         self.accumulate(self.high, strip, row, &mut acc);
         match self.residuals {
             Some(residuals) => self.add_residuals(residuals, strip, row, &mut acc),
@@ -260,13 +273,15 @@ impl<const D_V: usize> C2<'_, D_V> {
                 return 0;
             }
         }
-        rescale(self.zmm, self.increment, row, o);
+        if !goes_on {
+            rescale(self.zmm, self.increment, row, o);
+        }
         for r in 0..ROWS {
             for i in 0..PIECES {
                 let o: &mut [_; 2] = &mut o[r].as_chunks_mut().0.as_chunks_mut().0[i];
                 let columns = in_order(acc[r][i]);
                 for j in 0..2 {
-                    add_to(&mut o[j], self.increment.is_some(), columns[j]);
+                    add_to(&mut o[j], self.increment.is_some() && !goes_on, columns[j]);
                 }
             }
         }
