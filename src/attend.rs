@@ -426,17 +426,19 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     &values
                 };
                 let mut widened = Rows::NONE;
+                // Whether this panel's C2 packs values as they lie.
+                let packs = at_hand && !direct && panel == usize::from(together);
+                let lying = if packs && reuse {
+                    widened.gather(gm[..range.len()].iter().map(|row| &row[..D_V]));
+                    &widened
+                } else {
+                    lying
+                };
+                if together && panel == 0 {
+                    // It comes with the second's.
+                    continue;
+                }
                 if together {
-                    // The first panel's comes with the second's.
-                    if panel == 0 {
-                        continue;
-                    }
-                    let values = if reuse {
-                        widened.gather(gm[..range.len()].iter().map(|row| &row[..D_V]));
-                        &widened
-                    } else {
-                        lying
-                    };
                     let [v, .., p] = &mut l1.v;
                     let calls = [call(0), call(1)];
                     let first = p_memory(p).map_or(&*l0a, |p| &*p);
@@ -445,7 +447,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     let left = isa.pv_both::<D_V>(
                         [&calls[0], &calls[1]],
                         [first, l0a],
-                        values,
+                        lying,
                         v,
                         [o, others],
                     );
@@ -464,6 +466,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                 let call = call(panel);
                 let o = &mut partial.o[panel * strips..][..strips];
                 let left = if direct {
+                    let mut widened = Rows::NONE;
                     let values = if reuse {
                         if let Some(memory) = row_memory(slot(block), gm, &mut l1.v) {
                             widened.gather(memory[..range.len()].iter().map(|row| &row[..D_V]));
@@ -473,16 +476,10 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                         lying
                     };
                     isa.pv_direct::<D_V>(&call, l0a, values, l0b, o)
-                } else if at_hand && panel == 0 {
-                    let values = if reuse {
-                        widened.gather(gm[..range.len()].iter().map(|row| &row[..D_V]));
-                        &widened
-                    } else {
-                        lying
-                    };
+                } else if packs {
                     let v = &mut l1.v;
                     let left;
-                    (finite, left) = isa.pv_packing::<D_V>(&call, l0a, values, v, l0b, o);
+                    (finite, left) = isa.pv_packing::<D_V>(&call, l0a, lying, v, l0b, o);
                     left
                 } else if finite {
                     isa.pv::<D_V>(&call, l0a, &l1.v, l0b, o)

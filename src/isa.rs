@@ -337,7 +337,7 @@ pub trait Isa: Copy {
     ) -> Left;
 
     /// C2 of both panels of a group of two, the first of them a full one, over values that nobody packed: strip by strip, each of which
-    /// is packed into `v` and gone when the next one is. What it left it left of both.
+    /// is packed into `v` and gone when the next one is. What it left it left of both. For backends of [`BOTH_PANELS`](Isa::BOTH_PANELS).
     fn pv_both<const D_V: usize>(
         self,
         _calls: [&Pv<'_>; 2],

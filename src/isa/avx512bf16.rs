@@ -10,9 +10,9 @@
 //! load ports limit it: 10 loads per 24 dots. C1 walks the query's width in
 //! chunks of 96 (the paper's baseK): the panel's chunk is 12 KiB and stays in
 //! L1d while all keys of the block pass over it, and sums of 96 products round
-//! less than sums of 576; its tiles end a few keys at a time (`docs/adr/0027`). C2 (`c2`) begins with zeros, to which O comes in the end, and holds one strip of V
-//! (24 KiB) in L1d while all rows pass over it, the first of which pack it. Peak: 64 FLOP per dot, at the
-//! rate that [`dot_loop`] measures.
+//! less than sums of 576; its tiles end a few keys at a time (`docs/adr/0027`). C2 (`c2`) begins with zeros, to
+//! which O comes in the end, and holds one strip of V (24 KiB) in L1d while all rows pass over it, the first of
+//! which pack it. Peak: 64 FLOP per dot, at the rate that [`dot_loop`] measures.
 #![allow(
     unsafe_code,
     reason = "pointer loads and feature-gated calls of the micro-kernels"
@@ -28,7 +28,7 @@ mod stream;
 
 use core::arch::x86_64::*;
 
-use c2::Packed;
+use c2::{Packed, Panel};
 use half::bf16;
 
 use super::ahead::{Ahead, Asking};
@@ -180,8 +180,9 @@ impl Isa for Avx512Bf16 {
         o: &mut [OStrip],
     ) -> (bool, Left) {
         let v = Packed::Strips(v);
+        let first = Panel { call, p, o };
         // SAFETY: the token proves the features.
-        let all = unsafe { c2::pv_packing::<D_V>(self.zmm, call, p, values, v, o) };
+        let all = unsafe { c2::pv_packing::<D_V>(self.zmm, first, None, values, v) };
         (all == 0, Left { all, tail: 0 })
     }
 
@@ -193,8 +194,16 @@ impl Isa for Avx512Bf16 {
         v: &mut VBuffer,
         o: [&mut [OStrip]; 2],
     ) -> Left {
+        let ([call, other], [p, other_p], [o, other_o]) = (calls, p, o);
+        let first = Panel { call, p, o };
+        let second = Some(Panel {
+            call: other,
+            p: other_p,
+            o: other_o,
+        });
+        let v = Packed::Strip(&mut v[0].0);
         // SAFETY: the token proves the features.
-        let all = unsafe { c2::pv_both::<D_V>(self.zmm, calls, p, values, &mut v[0].0, o) };
+        let all = unsafe { c2::pv_packing::<D_V>(self.zmm, first, second, values, v) };
         Left { all, tail: 0 }
     }
 
@@ -213,8 +222,9 @@ impl Isa for Avx512Bf16 {
         } else {
             let memory: &mut [u32] = bytemuck::cast_slice_mut(scratch[0].0.as_flattened_mut());
             let v = Packed::Strip(memory.as_chunks_mut().0);
+            let first = Panel { call, p, o };
             // SAFETY: the token proves the features.
-            unsafe { c2::pv_packing::<D_V>(zmm, call, p, values, v, o) }
+            unsafe { c2::pv_packing::<D_V>(zmm, first, None, values, v) }
         };
         Left { all, tail: 0 }
     }

@@ -55,21 +55,27 @@ impl Packed<'_> {
     }
 }
 
-/// Over values as they lie, which are packed: [`Isa::pv_packing`], [`Isa::pv_direct`].
+/// What C2 of a panel is about.
+pub(super) struct Panel<'a> {
+    pub call: &'a Pv<'a>,
+    pub p: &'a L0a,
+    pub o: &'a mut [OStrip],
+}
+
+/// Over values as they lie, which the first panel packs: [`Isa::pv_packing`], [`Isa::pv_direct`], [`Isa::pv_both`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(super) fn pv_packing<const D_V: usize>(
     zmm: Zmm,
-    call: &Pv<'_>,
-    p: &L0a,
+    first: Panel<'_>,
+    mut second: Option<Panel<'_>>,
     values: &Rows<'_>,
     mut v: Packed<'_>,
-    o: &mut [OStrip],
 ) -> Strips {
-    let c2 = C2::new(zmm, call, p);
+    let c2 = C2::new(zmm, first.call, first.p);
     let pairs = c2.high.len();
     let rows = padded::<D_V>(values);
     let mut left = 0;
-    for (strip, o) in o.iter_mut().take(D_V / STRIP).enumerate() {
+    for (strip, o) in first.o.iter_mut().take(D_V / STRIP).enumerate() {
         let lying = Lying {
             rows: &rows.as_chunks().0[..pairs],
             column: strip * STRIP,
@@ -77,36 +83,9 @@ pub(super) fn pv_packing<const D_V: usize>(
         let v = &mut v.strip(strip)[..pairs];
         if c2.first_tile::<TILE_ROWS, D_V>(&lying, v, o) {
             c2.strip(v, TILE_ROWS, o);
-        } else {
-            left |= 1 << strip;
-        }
-    }
-    left
-}
-
-/// The same of two panels: [`Isa::pv_both`].
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(super) fn pv_both<const D_V: usize>(
-    zmm: Zmm,
-    calls: [&Pv<'_>; 2],
-    p: [&L0a; 2],
-    values: &Rows<'_>,
-    v: &mut [[u32; STRIP]],
-    [first, second]: [&mut [OStrip]; 2],
-) -> Strips {
-    let c2 = [C2::new(zmm, calls[0], p[0]), C2::new(zmm, calls[1], p[1])];
-    let pairs = c2[0].high.len();
-    let rows = padded::<D_V>(values);
-    let v = &mut v[..pairs];
-    let mut left = 0;
-    for (strip, o) in first.iter_mut().zip(second).take(D_V / STRIP).enumerate() {
-        let lying = Lying {
-            rows: &rows.as_chunks().0[..pairs],
-            column: strip * STRIP,
-        };
-        if c2[0].first_tile::<TILE_ROWS, D_V>(&lying, v, o.0) {
-            c2[0].strip(v, TILE_ROWS, o.0);
-            c2[1].strip(v, 0, o.1);
+            if let Some(Panel { call, p, o }) = &mut second {
+                C2::new(zmm, call, p).strip(v, 0, &mut o[strip]);
+            }
         } else {
             left |= 1 << strip;
         }

@@ -267,8 +267,13 @@ fn check_row_to(run: &Run<'_>, got: &After, r: usize, bound: f64) {
     // What O and the sum are relative to.
     let (base, divisor) = match run.rescale {
         Rescale::Exact => {
-            // Some step put it above its own largest.
-            assert!((max.ceil()..=max.ceil() + f64::from(HEADROOM)).contains(&reference));
+            // The last step that moved it put it above the largest so far, and no later one had to.
+            let mut largest = f64::NEG_INFINITY;
+            let moved = seen.iter().any(|&(_, s)| {
+                largest = largest.max(s);
+                largest.ceil() + f64::from(HEADROOM) == reference
+            });
+            assert!(moved && max.ceil() <= reference, "{reference} {max}");
             (reference, f64::from(state.rounded_sum[r]))
         }
         Rescale::Compensated => {
