@@ -521,10 +521,8 @@ fn stream<I: Isa, const D_QK: usize, const D_V: usize>(
     let problem = group.problem;
     let rows = group.rows.len();
     let [keys_memory, values_memory] = memory;
-    for o in &mut *o {
-        o[..rows].fill([0.0; STRIP]);
-    }
-    isa.settle_stream(o, rows, true);
+    let strips = o.len();
+    o.as_flattened_mut()[..strips * rows].fill([0.0; STRIP]);
     let as_they_lie = problem.keys_as_they_lie();
     let mut lying = [const { &[bf16::ZERO; D_QK] }; STREAM_KEYS];
     // Those of a block that are there already, as the one before asked for them.
@@ -630,7 +628,16 @@ fn list_keys<'a, const D: usize>(
 ) {
     let (request, head) = (group.request, group.head);
     let problem = group.problem;
-    problem.each_key(request, head, keys, |row| put(row, rows, n));
+    let all = rows.len();
+    let mut to = rows[*n..].iter_mut();
+    problem.each_key(request, head, keys, |row| {
+        if let Some(row) = row.first_chunk()
+            && let Some(to) = to.next()
+        {
+            *to = row;
+        }
+    });
+    *n = all - to.len();
     repeat_last(*n, rows);
 }
 
