@@ -199,7 +199,7 @@ impl Left {
 /// [`Isa::stream`] takes a multiple of so many keys at once: behind a block's last ones others, which count for nothing.
 pub const STREAM_MULTIPLE: usize = 16;
 /// Rows that [`Isa::stream`] is given: a block's, and as many as it may compute on or ask for beyond.
-pub const STREAM_KEYS: usize = BLOCK_KEYS + 84;
+pub const STREAM_KEYS: usize = BLOCK_KEYS + 104;
 
 /// What [`Isa::stream`] goes through.
 #[cfg_attr(
@@ -214,7 +214,8 @@ pub struct Streams<'a, const D_QK: usize, const D_V: usize> {
     /// Where rows lie that memory is asked for some keys ahead: the keys and those behind them, or others in their
     /// place.
     pub asked: &'a [*const bf16; STREAM_KEYS],
-    /// Its values, and copies of the last up to a [multiple](STREAM_MULTIPLE): what isn't finite there would show.
+    /// Its values, and copies of the last up to a [multiple](STREAM_MULTIPLE): what isn't finite there would show. It may
+    /// be `keys` itself, where values are what keys begin with and there are whole multiples of them.
     pub values: &'a [&'a [bf16; D_V]; STREAM_KEYS],
 }
 
@@ -397,7 +398,8 @@ pub trait Isa: Copy {
         }
     }
 
-    /// Puts the first rows of O from where [`stream`](Isa::stream) keeps them to where other stages expect them, or `back`.
+    /// Puts the first rows of O from where [`stream`](Isa::stream) keeps them, strip by strip one behind the other, to where other stages
+    /// expect them, or `back`; columns may have another order there. Whoever streams has it.
     /// The other rows hold anything then.
     fn settle_stream(self, _o: &mut [OStrip], _rows: usize, _back: bool) {}
 

@@ -6,7 +6,7 @@
 //! | C1 | 6 keys x 4 vectors of 16 rows (8 x 3, 12 x 2 for narrow panels; up to 28 rows: `few`) | Q panel 256 B per feature pair, K by broadcast from the cache itself |
 //! | C2 | 6 rows x 4 vectors of 16 columns (up to 16 rows: `few`) | V strip 256 B per key pair, P by broadcast |
 //!
-//! Both keep 24 accumulators, so that neither the latency of the dot nor the
+//! Few rows go through all stages in `stream`, or in `lanes`. The kernels above keep 24 accumulators, so that neither the latency of the dot nor the
 //! load ports limit it: 10 loads per 24 dots. C1 walks the query's width in
 //! chunks of 96 (the paper's baseK): the panel's chunk is 12 KiB and stays in
 //! L1d while all keys of the block pass over it, and sums of 96 products round
@@ -24,6 +24,7 @@
 
 mod c2;
 mod few;
+mod lanes;
 mod stream;
 
 use core::arch::x86_64::*;
@@ -82,6 +83,11 @@ impl Avx512Bf16 {
     /// others that are known do one or less.
     const fn two_dots(self) -> bool {
         matches!(self.asking, Asking::L1dTwice)
+    }
+
+    /// Whether so many rows that stream share the lanes, which was not timed on other cores.
+    const fn shares_lanes(self, rows: usize) -> bool {
+        self.two_dots() && rows > stream::TILE_ROWS
     }
 }
 

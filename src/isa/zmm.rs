@@ -70,6 +70,23 @@ impl Zmm {
         }
         x
     }
+
+    /// A fence for the compiler, without an instruction: it moves no load or request across, nor what makes accumulators or is made of
+    /// them. Otherwise it loads more at once than registers hold, and keeps it on the stack.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    pub fn apart<const N: usize>(self, acc: &mut [__m512; N]) {
+        for acc in acc {
+            // SAFETY: there is no instruction.
+            unsafe {
+                core::arch::asm!(
+                    "/* {} */",
+                    inout(zmm_reg) * acc,
+                    options(nostack, preserves_flags)
+                );
+            }
+        }
+    }
 }
 
 impl Simd for Zmm {

@@ -150,7 +150,7 @@ impl<const D_QK: usize> KeyTile<'_, D_QK> {
 }
 
 /// Columns that two vectors of O hold: those of one vector of V.
-const PIECE: usize = 2 * LANES;
+pub(super) const PIECE: usize = 2 * LANES;
 /// Pieces of a strip.
 pub(super) const PIECES: usize = STRIP / PIECE;
 
@@ -405,22 +405,34 @@ fn finite<const ROWS: usize>(acc: &Acc<ROWS>) -> bool {
 /// Both values are valid for reads of the strip's columns.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(super) unsafe fn interleaved(
-    [even, odd]: &[*const bf16; 2],
-    strip: usize,
-) -> [[__m512i; 2]; PIECES] {
+pub(super) unsafe fn interleaved(pair: &[*const bf16; 2], strip: usize) -> [[__m512i; 2]; PIECES] {
     let mut v = [[_mm512_setzero_si512(); 2]; PIECES];
     for i in 0..PIECES {
-        let column = strip * STRIP + i * PIECE;
-        // SAFETY: the caller's promise; a piece is 64 bytes, and the loads need no alignment.
-        let (even, odd) = unsafe {
-            (
-                _mm512_loadu_si512(even.add(column).cast()),
-                _mm512_loadu_si512(odd.add(column).cast()),
-            )
-        };
-        v[i][0] = _mm512_unpacklo_epi16(even, odd);
-        v[i][1] = _mm512_unpackhi_epi16(even, odd);
+        // SAFETY: the caller's promise; pieces are the strip's.
+        v[i] = unsafe { interleaved_piece(pair, strip * STRIP + i * PIECE) };
     }
     v
+}
+
+/// The same of a piece, from its first column on.
+///
+/// # Safety
+/// Both values are valid for reads of its columns.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub(super) unsafe fn interleaved_piece(
+    [even, odd]: &[*const bf16; 2],
+    column: usize,
+) -> [__m512i; 2] {
+    // SAFETY: the caller's promise; a piece is 64 bytes, and the loads need no alignment.
+    let (even, odd) = unsafe {
+        (
+            _mm512_loadu_si512(even.add(column).cast()),
+            _mm512_loadu_si512(odd.add(column).cast()),
+        )
+    };
+    [
+        _mm512_unpacklo_epi16(even, odd),
+        _mm512_unpackhi_epi16(even, odd),
+    ]
 }

@@ -8,7 +8,8 @@
 //!
 //! On Intel's cores and Zen 4's requests to L1d keep its few slots for as long as memory takes: there each line is asked for
 //! into L2; on Intel's once, as they drop nothing, on Zen 4's twice or three times. With 5 rows and more (on Zen 4 with 4), whose Q
-//! and O leave keys little room in L1d in any case, steps have 64 keys there.
+//! and O leave keys little room in L1d in any case, steps have 64 keys there. On cores that do two dots a cycle 5 rows and more go
+//! through [`lanes`].
 //!
 //! Intel's cores do multiply-adds at twice the rate of dots. There C1 of 2 to 4 rows, with MLA's widths, widens keys, and so does C2
 //! unless P is in two parts. They have the bits of dots but where those make zeros of subnormal numbers ([`widens`]).
@@ -25,6 +26,7 @@
 use core::ops::Range;
 
 use super::few::{self, PIECES, deinterleave, interleave, interleaved};
+use super::lanes;
 use super::*;
 use crate::isa::ahead::{Asking, LINE};
 use crate::isa::zmm::requests::{self, Ask, Block, Lines, Mla, Other, Requests, Widths};
@@ -35,7 +37,7 @@ use crate::problem::Rescale;
 /// Up to so many rows.
 pub(super) const ROWS: usize = 8;
 /// Rows of a register tile.
-const TILE_ROWS: usize = 4;
+pub(super) const TILE_ROWS: usize = 4;
 /// Pairs of a vector of keys.
 const PAIRS: usize = KEYS / 2;
 /// Vectors of keys of a step: of a short one, and of others.
@@ -76,13 +78,20 @@ struct Probs<const V: usize> {
 
 /// What rounding took from a P, itself rounded to BF16.
 #[derive(Clone, Copy)]
-struct Residual {
-    key: usize,
-    p: f32,
+pub(super) struct Residual {
+    pub key: usize,
+    pub p: f32,
 }
 
 impl Residual {
-    const NONE: Self = Self { key: 0, p: 0.0 };
+    pub const NONE: Self = Self { key: 0, p: 0.0 };
+
+    /// A row's, as other kernels have it.
+    pub fn spread(&self, r: usize, to: &mut Residuals) {
+        to.pair[r] = u32::try_from(self.key / 2).unwrap_or(0);
+        // A BF16's bits are the upper half of its FP32's.
+        to.p[r] = self.p.to_bits() >> 16 << (16 * (self.key % 2));
+    }
 }
 
 /// [`Isa::stream`].
@@ -97,11 +106,33 @@ pub(super) fn stream<const D_QK: usize, const D_V: usize>(
     o: &mut [OStrip],
 ) -> Streamed {
     if const { Mla::has(D_QK, D_V) } {
-        Call::of(isa.zmm, Mla, call.rows, block).stream(isa.asking, call, from, p, state, o)
+        of_widths(isa, Mla, call, block, from, p, state, o)
     } else {
-        let widths = Other::of(D_QK, D_V);
-        Call::of(isa.zmm, widths, call.rows, block).stream(isa.asking, call, from, p, state, o)
+        of_widths(isa, Other::of(D_QK, D_V), call, block, from, p, state, o)
     }
+}
+
+/// The same of such widths.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+#[expect(clippy::too_many_arguments, reason = "called twice, with other types")]
+fn of_widths<W: Widths, const D_QK: usize, const D_V: usize>(
+    isa: Avx512Bf16,
+    widths: W,
+    call: &Softmax<'_>,
+    block: &Streams<'_, D_QK, D_V>,
+    from: usize,
+    p: &mut L0a,
+    state: &mut RowState,
+    o: &mut [OStrip],
+) -> Streamed {
+    if isa.shares_lanes(call.rows) {
+        let q = block.q.0.as_flattened();
+        let o = &mut o.as_flattened_mut()[..widths.strips() * call.rows];
+        let block = Block::of(widths, block);
+        return lanes::stream(isa, &block, q, call, from, p, state, o);
+    }
+    Call::of(isa.zmm, widths, call.rows, block).stream(isa.asking, call, from, p, state, o)
 }
 
 /// Whether so many rows of such a width have multiply-adds of widened keys, with the bits of dots (subnormal numbers apart): on
@@ -119,6 +150,9 @@ pub(super) fn pack_q<const D_QK: usize>(
     negate: bool,
     panel: &mut QPanel,
 ) {
+    if isa.shares_lanes(rows.len()) {
+        return lanes::pack_q::<D_QK>(rows, negate, panel);
+    }
     few::pack_q::<D_QK>(rows, negate, panel);
     if widens(isa.asking, rows.len(), D_QK) {
         let (q, wide) = panel
@@ -181,7 +215,6 @@ impl<'a, W: Widths> Call<'a, W> {
         use Asking::{L1dTwice, L2, L2Twice};
         match (asking, call.rows) {
             (L1dTwice, ..=TILE_ROWS) => self.steps::<1, SHORT, false, 2>(call, from, p, state, o),
-            (L1dTwice, _) => self.steps::<2, SHORT, false, 2>(call, from, p, state, o),
             (L2Twice, ..TILE_ROWS) if W::MLA => {
                 self.steps::<1, SHORT, true, 3>(call, from, p, state, o)
             }
@@ -634,14 +667,14 @@ impl<W, const TILES: usize, const TO_L2: bool, const TIMES: usize> Ask<ASKS>
 /// A piece of a row of O.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn read(o: &[f32; STRIP], piece: usize) -> [__m512; 2] {
+pub(super) fn read(o: &[f32; STRIP], piece: usize) -> [__m512; 2] {
     let o: &[_; 2] = &o.as_chunks().0.as_chunks().0[piece];
     o.map(|o| load(&o))
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn write(o: &mut [f32; STRIP], piece: usize, acc: [__m512; 2]) {
+pub(super) fn write(o: &mut [f32; STRIP], piece: usize, acc: [__m512; 2]) {
     let o: &mut [_; 2] = &mut o.as_chunks_mut().0.as_chunks_mut().0[piece];
     for i in 0..2 {
         store(&mut o[i], acc[i]);
@@ -655,16 +688,28 @@ fn write(o: &mut [f32; STRIP], piece: usize, acc: [__m512; 2]) {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 unsafe fn widened(value: *const bf16, strip: usize) -> [[__m512; 2]; PIECES] {
-    let zero = _mm512_setzero_si512();
     let mut v = [[_mm512_setzero_ps(); 2]; PIECES];
     for i in 0..PIECES {
-        let column = strip * STRIP + i * LINE;
-        // SAFETY: the caller's promise; a piece is a line of 64 bytes, and the load needs no alignment.
-        let row = unsafe { _mm512_loadu_si512(value.add(column).cast()) };
-        v[i][0] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, row));
-        v[i][1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, row));
+        // SAFETY: the caller's promise; pieces are the strip's.
+        v[i] = unsafe { widened_piece(value, strip * STRIP + i * few::PIECE) };
     }
     v
+}
+
+/// The same of the columns of two vectors, from some column on.
+///
+/// # Safety
+/// The value is valid for reads of these columns.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub(super) unsafe fn widened_piece(value: *const bf16, column: usize) -> [__m512; 2] {
+    let zero = _mm512_setzero_si512();
+    // SAFETY: the caller's promise; a piece is 64 bytes, and the load needs no alignment.
+    let row = unsafe { _mm512_loadu_si512(value.add(column).cast()) };
+    [
+        _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, row)),
+        _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, row)),
+    ]
 }
 
 /// A vector of keys' P of the rows from `row` on.
@@ -761,21 +806,10 @@ impl<const V: usize> Probs<V> {
         s: &ByRow<V>,
         state: &mut RowState,
     ) {
-        /// The part of a row's sum from which on a P counts: 2^-6 of its error of 2^-9.
-        const COUNTS: f32 = 1.0 / 64.0;
-        let largest = zmm.exp2(load(&known.bases.offset));
-        let least = _mm512_mul_ps(known.totals, _mm512_set1_ps(COUNTS));
-        let counts = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(largest, least);
-        let counts = counts & __mmask16::MAX >> (LANES - rows);
-        if counts == 0 {
+        let offset = &known.bases.offset;
+        let Some((counts, bits)) = residuals(zmm, rows, offset, known.totals, state) else {
             return;
-        }
-        let high = _mm512_cvtpbh_ps(_mm512_cvtneps_pbh(largest));
-        let residual = _mm512_cvtneps_pbh(_mm512_sub_ps(largest, high));
-        let residual = _mm512_maskz_mov_ps(counts, _mm512_cvtpbh_ps(residual));
-        stream::add_rounded(zmm, residual, state);
-        let mut bits = [0.0; LANES];
-        store(&mut bits, residual);
+        };
         for r in 0..rows {
             // The last key of those that have the largest score.
             let max = _mm512_set1_ps(known.bases.max[r]);
@@ -804,11 +838,37 @@ impl<const V: usize> Probs<V> {
         }
         for r in 0..rows {
             let residual = self.residual(r).unwrap_or(&Residual::NONE);
-            p.residuals.pair[r] = u32::try_from(residual.key / 2).unwrap_or(0);
-            // A BF16's bits are the upper half of its FP32's.
-            p.residuals.p[r] = residual.p.to_bits() >> 16 << (16 * (residual.key % 2));
+            residual.spread(r, &mut p.residuals);
         }
     }
+}
+
+/// What rounding took from each row's largest P, and the rows of which it may count; it goes to the sums of those.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub(super) fn residuals(
+    zmm: Zmm,
+    rows: usize,
+    offset: &[f32; LANES],
+    totals: __m512,
+    state: &mut RowState,
+) -> Option<(__mmask16, [f32; LANES])> {
+    /// The part of a row's sum from which on a P counts: 2^-6 of its error of 2^-9.
+    const COUNTS: f32 = 1.0 / 64.0;
+    let largest = zmm.exp2(load(offset));
+    let least = _mm512_mul_ps(totals, _mm512_set1_ps(COUNTS));
+    let counts = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(largest, least);
+    let counts = counts & __mmask16::MAX >> (LANES - rows);
+    if counts == 0 {
+        return None;
+    }
+    let high = _mm512_cvtpbh_ps(_mm512_cvtneps_pbh(largest));
+    let residual = _mm512_cvtneps_pbh(_mm512_sub_ps(largest, high));
+    let residual = _mm512_maskz_mov_ps(counts, _mm512_cvtpbh_ps(residual));
+    stream::add_rounded(zmm, residual, state);
+    let mut bits = [0.0; LANES];
+    store(&mut bits, residual);
+    Some((counts, bits))
 }
 
 /// The pairs of a row's P.

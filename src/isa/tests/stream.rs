@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::isa::ahead::Asking;
-use crate::isa::{STREAM_KEYS, STREAM_MULTIPLE, Streamed, Streams};
+use crate::isa::{STREAM_KEYS, STREAM_MULTIPLE, Streamed, Streams, heads};
 
 /// A block, all of it or from some key on, of rows so wide: those of the run, or what they begin with.
 #[derive(Clone, Copy)]
@@ -13,6 +13,8 @@ struct Stream<'a, const D_QK: usize = MAX_D_QK, const D_V: usize = MAX_D_V> {
     next: &'a [bf16],
     /// What earlier keys left.
     before: Option<&'a After>,
+    /// Whether values are what keys begin with.
+    latent: bool,
 }
 
 #[derive(Clone)]
@@ -48,18 +50,22 @@ impl<const D_QK: usize, const D_V: usize> Visitor for Stream<'_, D_QK, D_V> {
             last = keys.next().unwrap_or(last);
             last
         });
+        let values = core::array::from_fn::<_, STREAM_KEYS, _>(|k| {
+            // What isn't to be read would show.
+            if k < len.next_multiple_of(STREAM_MULTIPLE) {
+                values[k.min(len - 1)].first_chunk::<D_V>().unwrap()
+            } else {
+                &[bf16::NAN; _]
+            }
+        });
         let streams = Streams {
             q: &l1.q[0],
             keys: &keys,
             asked: &keys.map(|key| key.as_ptr()),
-            values: &core::array::from_fn::<_, STREAM_KEYS, _>(|k| {
-                // What isn't to be read would show.
-                if k < len.next_multiple_of(STREAM_MULTIPLE) {
-                    values[k.min(len - 1)].first_chunk::<D_V>().unwrap()
-                } else {
-                    &[bf16::NAN; _]
-                }
-            }),
+            values: match heads(&keys) {
+                Some(begun) if self.latent => begun,
+                _ => &values,
+            },
         };
         let call = Softmax {
             rows,
@@ -111,6 +117,7 @@ fn begun<const D_QK: usize, const D_V: usize>(run: Run<'_>) -> Stream<'_, D_QK, 
         from: 0,
         next: &[],
         before: None,
+        latent: false,
     }
 }
 
@@ -150,11 +157,17 @@ impl Way {
     /// Keys after which a call may end, and another begin, with the same bits: sums are of a step's.
     fn step(self, rows: usize) -> usize {
         let first = if self.asking == Asking::L2Twice { 4 } else { 5 };
-        if rows >= first && self.asking != Asking::L1dTwice {
-            64
-        } else {
-            16
+        match rows {
+            _ if self.shares_lanes(rows) => 96,
+            _ if rows >= first && self.asking != Asking::L1dTwice => 64,
+            _ => 16,
         }
+    }
+
+    /// Whether rows share the lanes, for other bits.
+    fn shares_lanes(self, rows: usize) -> bool {
+        let backend = self.backend.id() == BackendId::Avx512Bf16;
+        backend && self.asking == Asking::L1dTwice && matches!(rows, 5..=8)
     }
 }
 
@@ -307,7 +320,7 @@ fn streams_keep_the_largest_whole() {
         for r in 0..rows {
             q[r * MAX_D_QK + r] = bf16::ONE;
             for (k, key) in keys.chunks_mut(MAX_D_QK).take(len).enumerate() {
-                let largest = (3 * r + 1) % len;
+                let largest = (29 * r + 37) % len;
                 // Away from the largest they are so low that they don't count.
                 let below = (k + r) % 5 + if k / 16 == largest / 16 { 0 } else { 20 };
                 let whole = -f32::from(u8::try_from(below).unwrap());
@@ -351,7 +364,8 @@ fn streams_go_on() {
                         continue;
                     };
                     let at = [way.step(rows), 128];
-                    for at in at.into_iter().filter(|&at| at < len) {
+                    let at = at.into_iter().filter(|at| at % way.step(rows) == 0);
+                    for at in at.filter(|&at| at < len) {
                         check_resumed(way, run, at, &next, &whole);
                     }
                 }
@@ -487,6 +501,99 @@ fn streams_stop_where_values_are_not_finite() {
                 }
             }
         }
+    }
+}
+
+/// Nor what lies behind the keys: C1 may compute on some of it.
+#[test]
+fn what_lies_behind_does_not_show() {
+    let (q, keys) = (
+        numbers(83, ROWS * MAX_D_QK),
+        numbers(85, BLOCK_KEYS * MAX_D_QK),
+    );
+    let values = numbers(87, BLOCK_KEYS * MAX_D_V);
+    let next = std::vec![bf16::NAN; 9 * MAX_D_QK];
+    for (rows, len) in cases() {
+        let usual = stream(run(&q, &keys, &values, rows, len));
+        let other = Stream {
+            next: &next,
+            ..usual
+        };
+        for way in ways() {
+            let (Some(got), Some(want)) = (way.with(other), way.with(usual)) else {
+                continue;
+            };
+            assert_eq!(got.streamed, Streamed::ALL);
+            assert!(got.o == want.o, "{way:?} {rows} {len}");
+            assert_eq!(fields(&got.state), fields(&want.state));
+        }
+    }
+}
+
+/// Values that keys begin with are as good as others, finite or not, seen or not.
+#[test]
+fn streams_of_latent_values_are_the_same() {
+    let q = numbers(79, ROWS * MAX_D_QK);
+    let sound = numbers(81, BLOCK_KEYS * MAX_D_QK);
+    // Behind whole vectors of keys is nothing that isn't a value.
+    for (rows, len) in cases().filter(|case| case.1.is_multiple_of(STREAM_MULTIPLE)) {
+        let places = [(0, 0), (len / 2, 300), (len - 1, 530)].map(Some);
+        for bad in [None].into_iter().chain(places) {
+            let mut keys = sound.clone();
+            let mut hidden = [u64::MAX; BLOCK_KEYS];
+            if let Some((key, column)) = bad {
+                keys[key * MAX_D_QK + column] = [bf16::NAN, bf16::INFINITY][rows % 2];
+                hidden[key] = 0;
+            }
+            let rows_of = keys.chunks(MAX_D_QK).map(|key| &key[..MAX_D_V]);
+            let values = rows_of.collect::<Vec<_>>().concat();
+            for (mask, rescale, precision) in [
+                (None, Rescale::Exact, Precision::Bf16),
+                (Some(&hidden), Rescale::Exact, Precision::Bf16),
+                (Some(&hidden), Rescale::Exact, Precision::Bf16x2),
+                (Some(&hidden), Rescale::Compensated, Precision::Bf16),
+            ] {
+                let run = Run {
+                    mask,
+                    rescale,
+                    precision,
+                    ..run(&q, &keys, &values, rows, len)
+                };
+                ways().for_each(|way| check_latent(way, run, bad));
+            }
+        }
+    }
+}
+
+fn check_latent(way: Way, run: Run<'_>, bad: Option<(usize, usize)>) {
+    let apart = stream(run);
+    let latent = Stream {
+        latent: true,
+        ..apart
+    };
+    let (Some(got), Some(want)) = (way.with(latent), way.with(apart)) else {
+        return;
+    };
+    assert_eq!(got.streamed, want.streamed, "{way:?} {} {bad:?}", run.rows);
+    let strips = bad.map_or(0, |(_, column)| u32::from(column < MAX_D_V));
+    assert_eq!(got.streamed.left.all.count_ones(), strips);
+    let same = |a: &f32, b: &f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+    let all = |x: &After| x.o.as_flattened().as_flattened().to_vec();
+    let state = |x: &After| {
+        fields(&x.state)
+            .map(|row| row[..run.rows].to_vec())
+            .concat()
+    };
+    let p = |x: &After| x.p.iter().flat_map(|p| p[..run.rows].to_vec()).collect();
+    for of in [&all as &dyn Fn(&After) -> Vec<f32>, &state, &p] {
+        let (got, want) = (of(&got), of(&want));
+        assert!(
+            got.iter().zip(&want).all(|(a, b)| same(a, b)),
+            "{way:?} {bad:?}"
+        );
+    }
+    if run.mask.is_some() {
+        assert!(all(&got).iter().all(|x| x.is_finite()), "{way:?} {bad:?}");
     }
 }
 

@@ -165,7 +165,7 @@ pub struct Bases {
 /// [`v1::advance`]: here where no reference moves, as in most steps.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn follow(zmm: Zmm, call: &Softmax<'_>, score: __m512, state: &mut RowState) -> Bases {
+pub fn follow(zmm: Zmm, call: &Softmax<'_>, score: __m512, state: &mut RowState) -> Bases {
     let rows = __mmask16::MAX >> (LANES - call.rows);
     let reference = zmm.load(&state.reference.as_chunks().0[0]);
     let Some([max, offset]) = follow::follow(call, rows, score, reference) else {

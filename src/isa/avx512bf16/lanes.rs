@@ -1,0 +1,617 @@
+//! Streams of 5 to 8 rows on cores that do two dots a cycle: rows share the lanes, in steps of 96 keys (`docs/adr/0031`).
+//!
+//! A dot of C1 takes 16 features of a key, by broadcast from the cache itself, and the same features of two rows. When a row's lanes
+//! are added up, all rows' scores of two keys lie side by side: V1 has no step for one row alone, and P lies in pairs of keys as it is
+//! rounded. C2 has all rows in one tile, so that V is put in order once.
+//!
+//! | stage | register tile | streams |
+//! |---|---|---|
+//! | C1 | 6 keys x 4 vectors of 2 rows | Q by eights of pairs of features, K by broadcast from the cache itself |
+//! | V1 | two keys of 8 rows in the lanes | S, and P by pairs of keys |
+//! | C2 | 5 to 8 rows x 2 vectors of 16 columns | V from the cache itself, P by broadcast |
+//!
+//! C1 asks memory for half of the keys to come, C2 for the other half: into L1d, each line once and with dots before the next. Half a
+//! step before they ask for a line of every third row, which is one in each page where MLA's rows lie together: requests wait until a
+//! page has been looked up.
+//!
+//! O lies as [`super::stream`] keeps it.
+
+use super::few::{self, PIECES};
+use super::stream::{Residual, read, residuals, widened_piece, write};
+use super::*;
+use crate::isa::ahead::LINE;
+use crate::isa::v1::Rounding as _;
+use crate::isa::zmm::requests::{self, Ask, Block, Requests, Widths};
+use crate::isa::zmm::stream::{self, KEYS};
+use crate::isa::{STREAM_KEYS, Softmax, Streamed};
+use crate::problem::Rescale;
+
+/// Up to so many rows.
+pub(super) const ROWS: usize = 8;
+/// Keys of a step.
+const STEP: usize = 6 * KEYS;
+/// Keys between a step's first and the first that it asks for, which may be its own: C1 takes keys twice as fast as it asks for others, and
+/// comes to its last ones just after it has asked for them.
+const LEAD: usize = STEP / 2 + 8;
+/// Keys and vectors of rows of a register tile of C1, and the lanes of a row there: so many pairs of features a dot has.
+const GROUP: usize = 6;
+const VECTORS: usize = 4;
+const EACH: usize = VECTORS * LANES / ROWS;
+/// Rows that such a tile asks for, as many as C2 does for its keys.
+const ASKED: usize = GROUP / 2;
+/// Dots of a key with each line of these: of all its lines.
+const DOTS: usize = LANES / EACH;
+/// Pairs of a vector of keys.
+const PAIRS: usize = KEYS / 2;
+
+const _: () = assert!(STEP.is_multiple_of(GROUP) && requests::ROWS == PAIRS);
+// The last step may have a single key of the block, and C1 computes on whole groups; pages are looked up half a step further on.
+const _: () = assert!(STREAM_KEYS >= BLOCK_KEYS + KEYS + GROUP + LEAD);
+const _: () = assert!(STREAM_KEYS >= BLOCK_KEYS + LEAD + STEP / 2);
+
+/// The vector that a row has in C1, and its first lane there: as `qk` puts vectors together in the end.
+const fn place(row: usize) -> [usize; 2] {
+    [row / 4 * 2 + row % 2, row / 2 % 2 * EACH]
+}
+
+/// [`Isa::pack_stream_q`]: for each dot of a key the vectors of all rows, zeros of rows beyond the last.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub(super) fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
+    let sign = if negate { 0x8000_8000 } else { 0 };
+    let out = panel.0.as_flattened_mut().as_chunks_mut().0;
+    let out: &mut [[[u32; LANES]; VECTORS]] = &mut out.as_chunks_mut().0[..D_QK / 2 / EACH];
+    out.fill([[0; LANES]; VECTORS]);
+    for (r, row) in rows.iter().enumerate() {
+        let [vector, lane] = place(r);
+        let row: &[[[bf16; 2]; EACH]] = row[..D_QK].as_chunks().0.as_chunks().0;
+        for (pairs, out) in row.iter().zip(&mut *out) {
+            for (&[even, odd], out) in pairs.iter().zip(&mut out[vector][lane..]) {
+                let pair = u32::from(even.to_bits()) | u32::from(odd.to_bits()) << 16;
+                *out = pair ^ sign;
+            }
+        }
+    }
+}
+
+/// Scores of a step: two keys of each row side by side.
+#[repr(align(64))]
+struct Scores([[f32; LANES]; STEP / 2]);
+
+/// Which rows see which keys, as scores lie.
+type Seen = [__mmask16; STEP / 2];
+
+/// P of a step, as C2 takes it.
+#[repr(align(64))]
+struct Probs {
+    /// Rounded, pair by pair of keys all rows, and what that took.
+    parts: [[[u32; ROWS]; STEP / 2]; 2],
+    /// Parts that count.
+    len: usize,
+    /// The rows of whose largest what rounding took counts too.
+    carried: u32,
+    /// Where any counts: theirs, and zeros of the others.
+    residuals: [Residual; ROWS],
+}
+
+/// [`Isa::stream`], where `q` is what [`pack_q`] packed.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+#[expect(clippy::too_many_arguments, reason = "called in one place")]
+pub(super) fn stream<W: Widths>(
+    isa: Avx512Bf16,
+    block: &Block<'_, W>,
+    q: &[u32],
+    call: &Softmax<'_>,
+    from: usize,
+    p: &mut L0a,
+    state: &mut RowState,
+    o: &mut [[f32; STRIP]],
+) -> Streamed {
+    let (zmm, rows) = (isa.zmm, call.rows);
+    let mut s = Scores([[0.0; LANES]; _]);
+    let mut probs = Probs {
+        parts: [[[0; _]; _]; 2],
+        len: if call.precision == Precision::Bf16x2 {
+            2
+        } else {
+            1
+        },
+        carried: 0,
+        residuals: [Residual::NONE; _],
+    };
+    // Then a value that isn't finite makes no score of its key finite, not even of rows beyond, as 0 times it is NaN.
+    let begun = core::ptr::eq(block.keys, block.values);
+    for first in (from..call.keys).step_by(STEP) {
+        let len = STEP.min(call.keys - first);
+        // Whole vectors of keys: scores of those beyond count for nothing.
+        let whole = len.next_multiple_of(KEYS);
+        let asked = &block.asked[first + LEAD..];
+        let step = Step {
+            zmm,
+            rows,
+            widths: block.widths,
+            lines: block.widths.lines(),
+            pairs: PAIRS,
+            keys: &block.keys[first..],
+            values: block.values[first..][..whole].as_chunks().0,
+            asked,
+            asked_later: &asked[whole / 2..whole],
+        };
+        step.scores(whole, q, &mut s);
+        let finite = softmax(isa, call, first, len, &s, state, &mut probs);
+        if state.increment[..rows].iter().any(|&n| n != 0) {
+            stream::advance(zmm, &state.increment[..rows], o);
+        }
+        let left = if finite && begun {
+            step.pv(&probs, o);
+            0
+        } else {
+            step.pv_finite(&probs, o)
+        };
+        if left != 0 {
+            probs.spread(rows, p);
+            return Streamed {
+                keys: first..first + len,
+                left: Left { all: left, tail: 0 },
+            };
+        }
+    }
+    Streamed::ALL
+}
+
+/// Where two vectors of O lie.
+#[derive(Clone, Copy)]
+struct Piece {
+    strip: usize,
+    piece: usize,
+}
+
+/// A step's keys and those to come.
+struct Step<'a, W> {
+    zmm: Zmm,
+    /// Of O.
+    rows: usize,
+    widths: W,
+    /// Lines of a key, where the compiler doesn't see it.
+    lines: usize,
+    /// Pairs of a vector of keys, hidden from the compiler as well.
+    pairs: usize,
+    /// The step's and those behind it. Each is valid for as many lines as `widths` says.
+    keys: &'a [*const bf16],
+    /// Each is valid for as many strips as `widths` says.
+    values: &'a [[*const bf16; KEYS]],
+    /// What C1 asks for, what C2 does and what comes then; and what C2 does alone. These may lie anywhere.
+    asked: &'a [*const bf16],
+    asked_later: &'a [*const bf16],
+}
+
+impl<W: Widths> Step<'_, W> {
+    /// C1 of so many keys, and of some behind them.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    fn scores(&self, keys: usize, q: &[u32], s: &mut Scores) {
+        let q = &q.as_chunks().0.as_chunks().0[..self.widths.lines() * DOTS];
+        let groups = keys.div_ceil(GROUP);
+        let keys = self.keys.as_chunks().0.iter();
+        let asked = self.asked.as_chunks().0.iter();
+        let s = s.0.as_chunks_mut().0.iter_mut();
+        for (group, ((keys, asked), s)) in keys.zip(asked).zip(s).take(groups).enumerate() {
+            self.touch(ASKED * group + STEP / 2);
+            self.qk(*keys, *asked, q, s);
+        }
+    }
+
+    /// Asks for a line of a row to come, so that its page has been looked up when its lines are asked for: requests wait for that.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    fn touch(&self, row: usize) {
+        if let Some(&row) = self.asked.get(row) {
+            self.zmm.prefetch(row);
+        }
+    }
+
+    /// C1 of a group of keys, which asks for the lines of so many rows. `keys` lie in registers, since [`apart`](Zmm::apart) may
+    /// have changed memory for all that the compiler knows.
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    fn qk(
+        &self,
+        keys: [*const bf16; GROUP],
+        mut asked: [*const bf16; ASKED],
+        q: &[[[u32; LANES]; VECTORS]],
+        s: &mut [[f32; LANES]; GROUP / 2],
+    ) {
+        assert!(self.lines <= self.widths.lines() && q.len() == self.widths.lines() * DOTS);
+        let mut acc = [[_mm512_setzero_ps(); VECTORS]; GROUP];
+        // Not unrolled, or requests would be moved together.
+        for line in 0..self.lines {
+            for dot in 0..DOTS {
+                for i in 0..ASKED {
+                    if i * DOTS / ASKED == dot {
+                        self.zmm.prefetch(asked[i]);
+                        asked[i] = asked[i].wrapping_add(LINE);
+                    }
+                }
+                for acc in &mut acc {
+                    self.zmm.apart(acc);
+                }
+                let mut pairs = [as_pairs(_mm512_setzero_si512()); VECTORS];
+                for v in 0..VECTORS {
+                    // SAFETY: `q` has the vectors of so many dots for each line, by the assertion.
+                    let q = unsafe { q.get_unchecked(line * DOTS + dot) };
+                    pairs[v] = load_pairs(&q[v]);
+                }
+                for k in 0..GROUP {
+                    // SAFETY: a key is valid for as many lines as `widths` says, of so many dots each, and this is one of them, by the
+                    // assertion.
+                    let key = unsafe { broadcast(keys[k].add(line * LINE + 2 * EACH * dot)) };
+                    for v in 0..VECTORS {
+                        acc[k][v] = _mm512_dpbf16_ps(acc[k][v], pairs[v], key);
+                    }
+                }
+            }
+        }
+        for k in 0..GROUP / 2 {
+            // Of two keys, then of two vectors, until each row has two lanes.
+            let [first, second] = [acc[2 * k], acc[2 * k + 1]];
+            let mut sums = [_mm512_setzero_ps(); VECTORS];
+            for v in 0..VECTORS {
+                sums[v] = added(first[v], second[v]);
+            }
+            let low = added(sums[0], sums[1]);
+            let high = added(sums[2], sums[3]);
+            store(&mut s[k], added_quarters(low, high));
+        }
+    }
+
+    /// C2, strip by strip.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    fn pv(&self, probs: &Probs, o: &mut [[f32; STRIP]]) {
+        for (strip, o) in o.chunks_mut(self.rows).enumerate() {
+            self.strip(strip, probs, o);
+        }
+    }
+
+    /// The same but for strips in which values aren't finite. Such a V makes no row's O finite: the first row tells where to look.
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    fn pv_finite(&self, probs: &Probs, o: &mut [[f32; STRIP]]) -> Strips {
+        let mut left = 0;
+        let mut before = [[0.0; STRIP]; ROWS];
+        let before = &mut before[..self.rows];
+        for (strip, o) in o.chunks_mut(self.rows).enumerate() {
+            before.copy_from_slice(o);
+            self.strip(strip, probs, o);
+            // SAFETY: values are valid for the columns of all strips, of which this is one, as C2 has asserted.
+            if !finite(&o[0]) && !unsafe { stream::finite(self.values, strip) } {
+                o.copy_from_slice(before);
+                left |= 1 << strip;
+            }
+        }
+        left
+    }
+
+    /// C2 of a strip.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    fn strip(&self, strip: usize, probs: &Probs, o: &mut [[f32; STRIP]]) {
+        for piece in 0..PIECES {
+            let piece = Piece { strip, piece };
+            match self.rows {
+                5 => self.tile::<5>(piece, probs, o),
+                6 => self.tile::<6>(piece, probs, o),
+                7 => self.tile::<7>(piece, probs, o),
+                _ => self.tile::<ROWS>(piece, probs, o),
+            }
+        }
+    }
+
+    /// C2 of a piece of a strip: all `N` rows of O. Asks for the lines of the piece, with each part of P.
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    fn tile<const N: usize>(
+        &self,
+        Piece { strip, piece }: Piece,
+        probs: &Probs,
+        o: &mut [[f32; STRIP]],
+    ) {
+        const { assert!(N <= ROWS) };
+        assert!(strip < self.widths.strips() && piece < PIECES);
+        assert!(self.pairs <= PAIRS && self.values.len() <= STEP / KEYS);
+        let times = PIECES * self.widths.strips();
+        let time = PIECES * strip + piece;
+        // All of them together for the pages of what the next C1 asks for.
+        self.touch(STEP + STEP / 2 * time / times);
+        let requests = Requests::of([self.asked_later], self.widths, times);
+        let o: &mut [_; N] = &mut o.as_chunks_mut().0[0];
+        let column = strip * STRIP + piece * few::PIECE;
+        let mut acc = [[_mm512_setzero_ps(); 2]; N];
+        for r in 0..N {
+            acc[r] = read(&o[r], piece);
+        }
+        for part in &probs.parts[..probs.len] {
+            for (vector, values) in self.values.iter().enumerate() {
+                let mut lines = requests.time(time * self.values.len() + vector, PAIRS, self);
+                let values: &[[_; 2]; PAIRS] = &values.as_chunks().0.as_chunks().0[0];
+                // Unrolled, loads and requests of several pairs would be moved together, and accumulators to the stack.
+                for k in 0..self.pairs {
+                    lines.ask(self);
+                    // SAFETY: values are valid for the columns of all strips, of which these are some by the assertion.
+                    let v = unsafe { few::interleaved_piece(&values[k], column) };
+                    // SAFETY: a step has no more vectors of keys, and these no more pairs, by the assertion.
+                    let p = unsafe { part.get_unchecked(vector * PAIRS + k) };
+                    for r in 0..N {
+                        let p = as_pairs(_mm512_set1_epi32(p[r].cast_signed()));
+                        acc[r][0] = _mm512_dpbf16_ps(acc[r][0], as_pairs(v[0]), p);
+                        acc[r][1] = _mm512_dpbf16_ps(acc[r][1], as_pairs(v[1]), p);
+                    }
+                }
+            }
+        }
+        if probs.carried != 0 {
+            // Masks where it doesn't count: nothing of other rows, not even the sign of a zero.
+            for r in 0..N {
+                let residual = &probs.residuals[r];
+                let counts = if probs.carried >> r & 1 != 0 {
+                    __mmask16::MAX
+                } else {
+                    0
+                };
+                let p = _mm512_set1_ps(residual.p);
+                // SAFETY: values are valid for the columns of all strips, of which these are some by the assertion.
+                let v = unsafe { widened_piece(self.values.as_flattened()[residual.key], column) };
+                acc[r][0] = _mm512_mask3_fmadd_ps(p, v[0], acc[r][0], counts);
+                acc[r][1] = _mm512_mask3_fmadd_ps(p, v[1], acc[r][1], counts);
+            }
+        }
+        for r in 0..N {
+            write(&mut o[r], piece, acc[r]);
+        }
+    }
+}
+
+impl<W> Ask<1> for Step<'_, W> {
+    #[inline(always)]
+    fn ask(&self, [at]: &mut [*const bf16; 1]) {
+        self.zmm.prefetch(*at);
+        *at = at.wrapping_add(LINE);
+    }
+}
+
+/// Whether all elements are.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn finite(row: &[f32; STRIP]) -> bool {
+    let wrong = |x| _mm512_fpclass_ps_mask::<NOT_FINITE>(load(x));
+    row.as_chunks().0.iter().fold(0, |any, x| any | wrong(x)) == 0
+}
+
+/// In each quarter the sums of two lanes side by side of `a`, and then those of `b`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn added(a: __m512, b: __m512) -> __m512 {
+    let even = _mm512_shuffle_ps::<0b10_00_10_00>(a, b);
+    let odd = _mm512_shuffle_ps::<0b11_01_11_01>(a, b);
+    _mm512_add_ps(even, odd)
+}
+
+/// The same with quarters in the place of lanes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn added_quarters(a: __m512, b: __m512) -> __m512 {
+    let even = _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b);
+    let odd = _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b);
+    _mm512_add_ps(even, odd)
+}
+
+/// Lanes side by side, each in the other's place.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn swapped(x: __m512) -> __m512 {
+    _mm512_permute_ps::<0b10_11_00_01>(x)
+}
+
+/// `EACH` pairs of features, for both rows of a vector.
+///
+/// # Safety
+/// `key` is valid for reads of them; no alignment needed.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+unsafe fn broadcast(key: *const bf16) -> __m512bh {
+    const { assert!(EACH == 8) };
+    // SAFETY: the caller's promise.
+    as_pairs(_mm512_broadcast_i64x4(unsafe {
+        _mm256_loadu_si256(key.cast())
+    }))
+}
+
+/// From a lane for each row to both of its lanes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn to_lanes(rows: &[f32; LANES]) -> __m512 {
+    let row = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    _mm512_permutexvar_ps(row, load(rows))
+}
+
+/// From both lanes of a row, which are the same, to one for each row; and copies behind these.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn to_rows(lanes: __m512) -> __m512 {
+    let first = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
+    _mm512_permutexvar_ps(first, lanes)
+}
+
+/// V1 of the keys from `first` on, `len` of them. Returns whether all scores are finite, also of keys that nobody sees.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn softmax(
+    isa: Avx512Bf16,
+    call: &Softmax<'_>,
+    first: usize,
+    len: usize,
+    s: &Scores,
+    state: &mut RowState,
+    probs: &mut Probs,
+) -> bool {
+    /// So that latency isn't what limits.
+    const CHAINS: usize = 4;
+    let zmm = isa.zmm;
+    let pairs = len.next_multiple_of(KEYS) / 2;
+    let seen = seen(call, first, len);
+    let (seen, s) = (&seen[..pairs], &s.0[..pairs]);
+    let (lowest, zero) = (zmm.splat(f32::NEG_INFINITY), zmm.splat(0.0));
+    let (mut max, mut zeros) = ([lowest; CHAINS], [zero; CHAINS]);
+    let chunks = s.as_chunks::<CHAINS>().0.iter();
+    for (s, seen) in chunks.zip(seen.as_chunks::<CHAINS>().0) {
+        for i in 0..CHAINS {
+            let scores = load(&s[i]);
+            // The second where the first is NaN.
+            max[i] = _mm512_mask_max_ps(max[i], seen[i], scores, max[i]);
+            // NaN where a score isn't finite.
+            zeros[i] = _mm512_fmadd_ps(scores, zero, zeros[i]);
+        }
+    }
+    let (mut largest, mut zero_sum) = (max[0], zeros[0]);
+    for i in 1..CHAINS {
+        largest = _mm512_max_ps(largest, max[i]);
+        zero_sum = _mm512_add_ps(zero_sum, zeros[i]);
+    }
+    let finite = _mm512_fpclass_ps_mask::<NOT_FINITE>(zero_sum) == 0;
+    let largest = to_rows(_mm512_max_ps(largest, swapped(largest)));
+    let bases = stream::follow(zmm, call, largest, state);
+    let exact = call.rescale == Rescale::Exact;
+    let whole = call.precision == Precision::Bf16x2;
+    let scale = zmm.splat(call.scale);
+    let max = to_lanes(&bases.max);
+    let offset = to_lanes(&bases.offset);
+    let factor = to_lanes(&bases.factor);
+    let (mut sums, mut kept) = ([zero; 2], zero);
+    let vectors = s.as_chunks::<2>().0.iter().zip(seen.as_chunks::<2>().0);
+    let [high, low] = &mut probs.parts;
+    let high = high.as_flattened_mut().as_chunks_mut().0;
+    let low = low.as_flattened_mut().as_chunks_mut().0;
+    for ((s, seen), (high, low)) in vectors.zip(high.iter_mut().zip(low)) {
+        let mut prob = [zero; 2];
+        for i in 0..2 {
+            let below = _mm512_sub_ps(load(&s[i]), max);
+            let t = _mm512_fmadd_ps(below, scale, offset);
+            prob[i] = _mm512_maskz_mov_ps(seen[i], zmm.exp2(t));
+            sums[i] = _mm512_add_ps(sums[i], prob[i]);
+            if !exact {
+                prob[i] = _mm512_mul_ps(prob[i], factor);
+            }
+        }
+        let pairs = _mm512_cvtne2ps_pbh(prob[1], prob[0]);
+        store_pairs(high, from_pairs(pairs));
+        kept = isa.dots.add(zmm, kept, from_pairs(pairs));
+        if whole {
+            let used = widened(pairs);
+            let rest = [
+                _mm512_sub_ps(prob[0], used[0]),
+                _mm512_sub_ps(prob[1], used[1]),
+            ];
+            let pairs = _mm512_cvtne2ps_pbh(rest[1], rest[0]);
+            store_pairs(low, from_pairs(pairs));
+            kept = isa.dots.add(zmm, kept, from_pairs(pairs));
+        }
+    }
+    let sums = _mm512_add_ps(sums[0], sums[1]);
+    let sums = to_rows(_mm512_add_ps(sums, swapped(sums)));
+    // Here all rows' pairs of keys are behind each other.
+    kept = _mm512_add_ps(kept, _mm512_shuffle_f32x4::<0b01_00_11_10>(kept, kept));
+    let sum = &mut state.sum.as_chunks_mut().0[0];
+    let totals = _mm512_add_ps(load(sum), sums);
+    store(sum, totals);
+    stream::add_rounded(zmm, if exact { kept } else { sums }, state);
+    probs.carried = 0;
+    if exact
+        && !whole
+        && let Some((counts, residuals)) = residuals(zmm, call.rows, &bases.offset, totals, state)
+    {
+        let keys = last_of_largest(s, seen, max);
+        for (residual, (key, p)) in probs.residuals.iter_mut().zip(keys.iter().zip(residuals)) {
+            *residual = Residual {
+                key: *key as usize,
+                p,
+            };
+        }
+        probs.carried = u32::from(counts);
+    }
+    finite
+}
+
+/// In FP32, the first half and then the second.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn widened(p: __m512bh) -> [__m512; 2] {
+    let p = from_pairs(p);
+    let halves = [_mm512_castsi512_si256(p), _mm512_extracti64x4_epi64::<1>(p)];
+    let mut wide = [_mm512_setzero_ps(); 2];
+    for i in 0..2 {
+        let words = _mm512_cvtepu16_epi32(halves[i]);
+        wide[i] = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words));
+    }
+    wide
+}
+
+/// Which rows see which of a step's keys.
+#[inline]
+fn seen(call: &Softmax<'_>, first: usize, len: usize) -> Seen {
+    let mut seen = [__mmask16::MAX; _];
+    if call.mask.is_none() && len.is_multiple_of(KEYS) {
+        return seen;
+    }
+    for (i, seen) in seen.iter_mut().enumerate() {
+        *seen = 0;
+        for key in 0..2 {
+            let at = 2 * i + key;
+            let rows = match call.mask {
+                _ if at >= len => 0,
+                Some(mask) => mask[first + at],
+                None => u64::MAX,
+            };
+            for r in 0..ROWS {
+                *seen |= __mmask16::from(rows >> r & 1 != 0) << (2 * r + key);
+            }
+        }
+    }
+    seen
+}
+
+/// The last key of those that have each row's largest score, `max`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn last_of_largest(s: &[[f32; LANES]], seen: &[__mmask16], max: __m512) -> [u32; ROWS] {
+    let two = _mm512_set1_epi32(2);
+    let mut keys = _mm512_setr_epi32(0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1);
+    let mut last = _mm512_setzero_si512();
+    for (s, &seen) in s.iter().zip(seen) {
+        let largest = _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(seen, load(s), max);
+        last = _mm512_mask_mov_epi32(last, largest, keys);
+        keys = _mm512_add_epi32(keys, two);
+    }
+    let mut lanes = [0; LANES];
+    store_pairs(&mut lanes, last);
+    core::array::from_fn(|r| lanes[2 * r].max(lanes[2 * r + 1]))
+}
+
+impl Probs {
+    /// As other kernels have it.
+    #[cold]
+    fn spread(&self, rows: usize, p: &mut L0a) {
+        for (part, to) in self.parts.iter().zip([&mut p.high, &mut p.low]) {
+            for (pair, to) in part.iter().zip(&mut to.0) {
+                to[..rows].copy_from_slice(&pair[..rows]);
+            }
+        }
+        for r in 0..rows {
+            let counts = self.carried >> r & 1 != 0;
+            let residual = if counts {
+                &self.residuals[r]
+            } else {
+                &Residual::NONE
+            };
+            residual.spread(r, &mut p.residuals);
+        }
+    }
+}
