@@ -484,6 +484,26 @@ impl<'a> Problem<'a> {
         self.each_row(&self.kv, width, b, head, keys, visit);
     }
 
+    /// The same keys, if they lie one behind the other, each `D` elements wide and nothing between them.
+    pub(crate) fn keys_in_a_row<const D: usize>(
+        &self,
+        b: usize,
+        head: usize,
+        keys: Range<usize>,
+    ) -> Option<&'a [[bf16; D]]> {
+        let [over_outer, over_token, over_head] = self.kv.strides;
+        let Data::Bf16(data) = self.kv.data else {
+            return None;
+        };
+        let apart = self.sparse.is_some() || self.pages.is_some() || over_token != D;
+        if apart || keys.is_empty() {
+            return None;
+        }
+        let [outer, token] = self.locate_one(b, keys.start);
+        let first = outer * over_outer + token * over_token + head * over_head;
+        data[first..].as_chunks().0.get(..keys.len())
+    }
+
     /// Calls `visit` with values as they lie in the cache.
     pub(crate) fn each_value(
         &self,
