@@ -47,6 +47,7 @@
 //!    zero.
 
 use core::ops::Range;
+use core::slice::IterMut;
 
 use half::bf16;
 
@@ -627,24 +628,16 @@ fn list_keys<'a, const D: usize>(
     n: &mut usize,
 ) {
     let (request, head) = (group.request, group.head);
-    let problem = group.problem;
-    let all = rows.len();
-    let mut to = rows[*n..].iter_mut();
-    // The usual case on its own: with few rows a nanosecond for each key counts.
+    let (problem, mut to) = (group.problem, rows[*n..].iter_mut());
+    // Often an addition for each, and nothing to look up: with few rows a nanosecond counts.
     if let Some(keys) = problem.keys_in_a_row(request, head, keys.clone()) {
         for (to, row) in to.by_ref().zip(keys) {
             *to = row;
         }
     } else {
-        problem.each_key(request, head, keys, |row| {
-            if let Some(row) = row.first_chunk()
-                && let Some(to) = to.next()
-            {
-                *to = row;
-            }
-        });
+        problem.each_key(request, head, keys, |row| put(row, &mut to));
     }
-    *n = all - to.len();
+    *n = STREAM_KEYS - to.len();
     repeat_last(*n, rows);
 }
 
@@ -656,9 +649,9 @@ fn list_values<'a, const D: usize>(
     rows: &mut [&'a [bf16; D]; STREAM_KEYS],
 ) {
     let (request, head) = (group.request, group.head);
-    let (problem, mut n) = (group.problem, 0);
-    problem.each_value(request, head, keys, |row| put(row, rows, &mut n));
-    repeat_last(n, rows);
+    let (problem, mut to) = (group.problem, rows.iter_mut());
+    problem.each_value(request, head, keys, |row| put(row, &mut to));
+    repeat_last(STREAM_KEYS - to.len(), rows);
 }
 
 /// Where keys lie.
@@ -673,11 +666,12 @@ fn locate_keys(group: &Group<'_>, keys: Range<usize>, rows: &mut [*const bf16; S
     });
 }
 
-/// Puts what a row begins with behind the first `n` rows, if there is room.
-fn put<'a, const D: usize>(row: &'a [bf16], rows: &mut [&'a [bf16; D]], n: &mut usize) {
-    if let (Some(row), Some(to)) = (row.first_chunk(), rows.get_mut(*n)) {
+/// Puts what a row begins with in the next place, if there is one.
+fn put<'a, const D: usize>(row: &'a [bf16], to: &mut IterMut<'_, &'a [bf16; D]>) {
+    if let Some(row) = row.first_chunk()
+        && let Some(to) = to.next()
+    {
         *to = row;
-        *n += 1;
     }
 }
 
@@ -687,11 +681,11 @@ fn gather<'a, const D: usize>(
     rows: &'a [impl AsRef<[bf16]>],
     out: &mut [&'a [bf16; D]; STREAM_KEYS],
 ) {
-    let mut n = 0;
+    let mut to = out.iter_mut();
     for row in rows {
-        put(row.as_ref(), out, &mut n);
+        put(row.as_ref(), &mut to);
     }
-    repeat_last(n, out);
+    repeat_last(STREAM_KEYS - to.len(), out);
 }
 
 /// Puts copies of the last of the first `n` rows behind them.

@@ -6,8 +6,8 @@
 //! | C1 | 6 keys x 4 vectors of 16 rows (8 x 3, 12 x 2 for narrow panels; up to 28 rows: `few`) | Q panel 256 B per feature pair, K by broadcast from the cache itself |
 //! | C2 | 6 rows x 4 vectors of 16 columns (up to 16 rows: `few`) | V strip 256 B per key pair, P by broadcast |
 //!
-//! Few rows go through all stages in `stream`, or in `lanes`. The kernels above keep 24 accumulators, so that neither the latency of the dot nor the
-//! load ports limit it: 10 loads per 24 dots. C1 walks the query's width in
+//! The fewest rows go through all stages in `stream`, or in `lanes`. The kernels above keep 24 accumulators, so that
+//! neither the latency of the dot nor the load ports limit them: 10 loads per 24 dots. C1 walks the query's width in
 //! chunks of 96 (the paper's baseK): the panel's chunk is 12 KiB and stays in
 //! L1d while all keys of the block pass over it, and sums of 96 products round
 //! less than sums of 576; its tiles end a few keys at a time (`docs/adr/0027`). C2 (`c2`) begins with zeros, to

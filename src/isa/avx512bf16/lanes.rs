@@ -378,7 +378,7 @@ impl<W> Ask<1> for Step<'_, W> {
     }
 }
 
-/// Whether all elements are.
+/// Whether all elements are finite.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn finite(row: &[f32; STRIP]) -> bool {
