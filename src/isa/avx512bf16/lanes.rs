@@ -54,16 +54,18 @@ const fn place(row: usize) -> [usize; 2] {
     [row / 4 * 2 + row % 2, row / 2 % 2 * EACH]
 }
 
-/// [`Isa::pack_stream_q`]: for each dot of a key the vectors of all rows, zeros of rows beyond the last.
+/// [`Isa::pack_stream_q`]: for each dot of a key the vectors of all rows, zeros of rows beyond the last. Not for each
+/// width anew, which would be unrolled.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(super) fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
+#[inline(never)]
+pub(super) fn pack_q(d_qk: usize, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
     let sign = if negate { 0x8000_8000 } else { 0 };
     let out = panel.0.as_flattened_mut().as_chunks_mut().0;
-    let out: &mut [[[u32; LANES]; VECTORS]] = &mut out.as_chunks_mut().0[..D_QK / 2 / EACH];
+    let out: &mut [[[u32; LANES]; VECTORS]] = &mut out.as_chunks_mut().0[..d_qk / 2 / EACH];
     out.fill([[0; LANES]; VECTORS]);
     for (r, row) in rows.iter().enumerate() {
         let [vector, lane] = place(r);
-        let row: &[[[bf16; 2]; EACH]] = row[..D_QK].as_chunks().0.as_chunks().0;
+        let row: &[[[bf16; 2]; EACH]] = row[..d_qk].as_chunks().0.as_chunks().0;
         for (pairs, out) in row.iter().zip(&mut *out) {
             for (&[even, odd], out) in pairs.iter().zip(&mut out[vector][lane..]) {
                 let pair = u32::from(even.to_bits()) | u32::from(odd.to_bits()) << 16;

@@ -151,7 +151,7 @@ pub(super) fn pack_q<const D_QK: usize>(
     panel: &mut QPanel,
 ) {
     if isa.shares_lanes(rows.len()) {
-        return lanes::pack_q::<D_QK>(rows, negate, panel);
+        return lanes::pack_q(D_QK, rows, negate, panel);
     }
     few::pack_q::<D_QK>(rows, negate, panel);
     if widens(isa.asking, rows.len(), D_QK) {
