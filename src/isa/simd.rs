@@ -10,7 +10,7 @@ use half::bf16;
 
 use super::{Close, Maxima, Softmax, v1};
 use crate::bits::{Increment, NAN};
-use crate::tile::{OStrip, RowState, STRIP};
+use crate::tile::{L0a, OStrip, RowState, STRIP, STile};
 
 /// The vectors of an instruction set.
 ///
@@ -120,6 +120,24 @@ pub trait Simd: Copy {
         _state: &mut RowState,
     ) -> Option<v1::Bases> {
         None
+    }
+
+    /// The first pairs of keys of [`v1::softmax`]'s vector `v` in exact mode with P in one part, faster, and how many. `bases` are
+    /// the largest score and its offset; the block is a new one.
+    #[inline(always)]
+    #[expect(clippy::too_many_arguments, reason = "all that V1 goes by")]
+    fn exponentiate<K: v1::Keep<Self>>(
+        self,
+        _keep: K,
+        _call: &Softmax<'_>,
+        _bases: [Self::F32; 2],
+        _v: usize,
+        _s: &STile,
+        _p: &mut L0a,
+        _block: &mut v1::Block<Self>,
+        _beside: &mut impl FnMut(),
+    ) -> usize {
+        0
     }
 
     /// `2^r` for `|r| <= 1/2`.

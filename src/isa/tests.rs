@@ -8,6 +8,7 @@ mod precision;
 mod stream;
 
 use std::boxed::Box;
+use std::format;
 use std::vec::Vec;
 
 use half::bf16;
@@ -15,11 +16,11 @@ use half::bf16;
 use super::{
     Backend, BackendId, Close, Isa, Left, Mask, Maxima, Pv, Rows, Softmax, Visitor, half_of,
 };
-use crate::bits::{HEADROOM, Increment, add_increment_f32, bf16_widen, one_nan};
+use crate::bits::{HEADROOM, Increment, add_increment_f32, bf16_round, bf16_widen, one_nan};
 use crate::problem::{Precision, Rescale};
 use crate::tile::{
-    BLOCK_KEYS, MAX_D_QK, MAX_D_V, OStrip, PANEL_ROWS, RowState, STRIP, Tile, Tiles, VBuffer,
-    Workspace, ascend,
+    BLOCK_KEYS, MAX_D_QK, MAX_D_V, OStrip, PANEL_ROWS, Residuals, RowState, STRIP, Tile, Tiles,
+    VBuffer, Workspace, ascend,
 };
 
 const STRIPS: usize = MAX_D_V / STRIP;
@@ -583,6 +584,90 @@ fn the_largest_is_whole_where_it_counts() {
                 let [(_, first, _), (_, second, _)] = blocks;
                 assert!(first);
                 assert_eq!(second, backend.id() != BackendId::Amx);
+            }
+        }
+    }
+}
+
+/// V1 of a first block of so many keys: what rounding took, P and the sums.
+struct OneBlock<'a>(&'a [[f32; PANEL_ROWS]; BLOCK_KEYS], usize);
+
+impl Visitor for OneBlock<'_> {
+    type Output = (Residuals, Vec<[f32; PANEL_ROWS]>, RowState);
+
+    fn visit<I: Isa>(self, isa: I) -> Self::Output {
+        let Self(scores, keys) = self;
+        let mut workspace: Box<Workspace> = bytemuck::zeroed_box();
+        let Tiles { l0a, l0c, ub, .. } = &mut workspace.tiles;
+        ub[0] = RowState::START;
+        l0c[0].0 = *scores;
+        let call = Softmax {
+            rows: PANEL_ROWS,
+            keys,
+            scale: 1.0,
+            mask: None,
+            maxima: None,
+            rescale: Rescale::Exact,
+            precision: Precision::Bf16,
+            next: &[],
+        };
+        isa.softmax(&call, &l0c[0], l0a, &mut ub[0]);
+        let prob = |k| core::array::from_fn(|r| isa.prob(l0a, Precision::Bf16, k, r));
+        let probs = (0..keys).map(prob).collect();
+        (l0a.residuals, probs, ub[0])
+    }
+}
+
+#[test]
+fn the_last_of_the_largest_is_whole() {
+    // By rows: where the largest is, and that once more behind it.
+    let places = |r: usize, len: usize| [5 * r % len, (5 * r + 3 * (r % 7)) % len];
+    let lens = [1, 2, 3, 4, 7, 12, 65, BLOCK_KEYS - 1, BLOCK_KEYS];
+    for len in lens.into_iter().filter(|&len| len <= BLOCK_KEYS) {
+        // Behind the last key lies what counts for nothing.
+        let mut scores = [[9.9; PANEL_ROWS]; BLOCK_KEYS];
+        for (k, scores) in scores[..len].iter_mut().enumerate() {
+            for (r, score) in scores.iter_mut().enumerate() {
+                let largest = places(r, len).contains(&k);
+                *score = if largest { 7.7 } else { -8.0 - (k % 5) as f32 };
+            }
+        }
+        for backend in backends().filter(|&backend| !keeps_p_whole(backend)) {
+            let (residuals, _, _) = backend.with(OneBlock(&scores, len));
+            for r in 0..PANEL_ROWS {
+                let last = places(r, len).into_iter().max().unwrap_or(0);
+                let at = format!("{backend:?} {len} {r}");
+                assert_eq!(residuals.pair[r] as usize, last / 2, "{at}");
+                let taken = half_of(residuals.p[r], last);
+                let p = (7.7_f32 - 11.0).exp2();
+                let want = p - bf16_widen(bf16_round(p));
+                let off = bf16_widen(taken) - want;
+                assert!(off.abs() < 0.005 * want.abs(), "{at}");
+                assert_eq!(half_of(residuals.p[r], last + 1), 0, "{at}");
+            }
+        }
+    }
+}
+
+#[test]
+fn nan_is_nobodys_largest() {
+    for (sign, len) in [(1.0, BLOCK_KEYS), (-1.0, BLOCK_KEYS), (1.0, 9), (-1.0, 9)] {
+        // With bits that would be a key's number.
+        let nan = f32::from_bits(0x7fc0_7f80).copysign(sign);
+        let mut scores = [[-3.0; PANEL_ROWS]; BLOCK_KEYS];
+        for r in 0..PANEL_ROWS {
+            scores[11 * r % len][r] = 2.0;
+            // Every other row has one.
+            scores[7 * r % len][r] = if r % 2 == 0 { nan } else { -3.5 };
+        }
+        for backend in backends() {
+            let (residuals, probs, state) = backend.with(OneBlock(&scores, len));
+            for r in 0..PANEL_ROWS {
+                let at = format!("{backend:?} {len} {r}");
+                assert_eq!(probs[7 * r % len][r].is_nan(), r % 2 == 0, "{at}");
+                assert_eq!(state.sum[r].is_nan(), r % 2 == 0, "{at}");
+                // C2 reads that key's value.
+                assert!(residuals.pair[r] as usize <= (len - 1) / 2, "{at}");
             }
         }
     }

@@ -206,6 +206,16 @@ fn block_max<S: Simd, const MASKED: bool>(
     simd.max(simd.max(a, b), simd.max(c, d))
 }
 
+/// What V1 gathers of a block, of a vector of rows.
+pub struct Block<S: Simd> {
+    /// Of P: even keys, odd keys.
+    pub sums: [S::F32; 2],
+    /// Of what C2 takes of P.
+    pub kept: S::F32,
+    /// The last key of those that have the largest score.
+    pub key: S::F32,
+}
+
 /// A vector of the panel's rows.
 struct Vector<'a, S, K> {
     simd: S,
@@ -240,13 +250,27 @@ impl<S: Simd, K: Keep<S>> Vector<'_, S, K> {
         let factor = simd.load(&lanes::<S>(&bases.factor)[v]);
         let (zero, lowest) = (simd.splat(0.0), simd.splat(f32::NEG_INFINITY));
         let exact = call.rescale == Rescale::Exact;
-        let mut sums = [zero; 2];
         let tracked = !K::WHOLE && !LOW && exact;
-        let (one, mut index, mut key) = (simd.splat(1.0), zero, zero);
-        let mut kept = exact.then_some(zero);
+        let mut block = Block {
+            sums: [zero; 2],
+            kept: zero,
+            key: zero,
+        };
+        let mut done = 0;
+        if tracked && !MASKED {
+            done = simd.exponentiate(keep, call, [max, offset], v, s, p, &mut block, beside);
+        }
+        let Block {
+            mut sums, mut key, ..
+        } = block;
+        let mut kept = exact.then_some(block.kept);
+        let one = simd.splat(1.0);
+        #[expect(clippy::cast_precision_loss, reason = "keys of a block")]
+        let mut index = simd.splat((2 * done) as f32);
         for (pair, s) in s.0.as_chunks::<2>().0[..call.keys.div_ceil(2)]
             .iter()
             .enumerate()
+            .skip(done)
         {
             let mut prob = [zero; 2];
             let mut below = [zero; 2];
@@ -266,7 +290,6 @@ impl<S: Simd, K: Keep<S>> Vector<'_, S, K> {
             }
             for i in 0..2 {
                 if tracked {
-                    // The last key of those that have the largest score.
                     key = simd.select(simd.not_ge(below[i], zero), key, index);
                     index = simd.add(index, one);
                 }
@@ -408,14 +431,11 @@ struct Largest {
 impl Largest {
     /// Keeps what rounding took from them, and adds it to the sums of what is kept.
     #[inline(always)]
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "keys of a block"
-    )]
     fn keep_residuals(&self, counts: f32, residuals: &mut Residuals, sum: &mut [f32; PANEL_ROWS]) {
+        // Added to a small whole number, it leaves that in the low bits.
+        const WHOLE: f32 = 8_388_608.0;
         for (r, sum) in sum.iter_mut().enumerate() {
-            let (p, key) = (self.p[r], self.key[r] as u32);
+            let (p, key) = (self.p[r], (self.key[r] + WHOLE).to_bits() & 0xff);
             let residual = if p < counts * *sum {
                 0
             } else {

@@ -3,6 +3,7 @@
 
 pub mod dots;
 pub mod follow;
+pub mod pipeline;
 pub mod requests;
 pub mod stream;
 pub mod widen;
@@ -13,10 +14,10 @@ use half::bf16;
 
 use super::ahead::{Ahead, LINE};
 use super::simd::{EXP2_MIN, Simd};
-use super::v1::Bases;
+use super::v1::{Bases, Block, Keep};
 use super::{Maxima, Softmax, detect};
 use crate::format::Row;
-use crate::tile::{PANEL_ROWS, QPanel, RowState, STRIP, VBuffer};
+use crate::tile::{L0a, PANEL_ROWS, QPanel, RowState, STRIP, STile, VBuffer};
 
 /// Lanes of a vector.
 pub const LANES: usize = 16;
@@ -83,6 +84,63 @@ impl Zmm {
                     "/* {} */",
                     inout(zmm_reg) * acc,
                     options(nostack, preserves_flags)
+                );
+            }
+        }
+    }
+
+    /// The larger integers.
+    #[inline(always)]
+    fn max_i32(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_max_epi32(a, b) }
+    }
+
+    /// Integers as numbers.
+    #[inline(always)]
+    fn to_f32(self, x: __m512i) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_cvtepi32_ps(x) }
+    }
+
+    /// The nearest whole numbers.
+    #[inline(always)]
+    fn round(self, x: __m512) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x) }
+    }
+
+    /// `a >= b`, or either is NaN.
+    #[inline(always)]
+    fn not_below(self, a: __m512, b: __m512) -> __mmask16 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(a, b) }
+    }
+
+    /// `x` times `2^j` where the mask holds, 0 elsewhere.
+    #[inline(always)]
+    fn scale(self, mask: __mmask16, x: __m512, j: __m512) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_maskz_scalef_ps(mask, x, j) }
+    }
+
+    /// Like [`apart`](Zmm::apart), but only for what makes `x` or is made of it.
+    #[inline(always)]
+    fn in_order<const N: usize>(self, x: &mut [__m512; N]) {
+        // SAFETY: the token proves the features.
+        unsafe { self.still(x) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn still<const N: usize>(self, x: &mut [__m512; N]) {
+        for x in x {
+            // SAFETY: there is no instruction.
+            unsafe {
+                core::arch::asm!(
+                    "/* {} */",
+                    inout(zmm_reg) * x,
+                    options(nostack, nomem, preserves_flags)
                 );
             }
         }
@@ -295,14 +353,25 @@ impl Simd for Zmm {
     }
 
     #[inline(always)]
+    fn exponentiate<K: Keep<Self>>(
+        self,
+        keep: K,
+        call: &Softmax<'_>,
+        bases: [__m512; 2],
+        v: usize,
+        s: &STile,
+        p: &mut L0a,
+        block: &mut Block<Self>,
+        beside: &mut impl FnMut(),
+    ) -> usize {
+        pipeline::exponentiate(self, keep, call, bases, v, s, p, block, beside)
+    }
+
+    #[inline(always)]
     fn exp2(self, t: __m512) -> __m512 {
-        // SAFETY: the token proves the features.
-        unsafe {
-            let normal = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(t, _mm512_set1_ps(EXP2_MIN));
-            let j = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(t);
-            let y = self.exp2_fraction(_mm512_sub_ps(t, j));
-            _mm512_maskz_scalef_ps(normal, y, j)
-        }
+        let j = self.round(t);
+        let y = self.exp2_fraction(self.sub(t, j));
+        self.scale(self.not_below(t, self.splat(EXP2_MIN)), y, j)
     }
 }
 
