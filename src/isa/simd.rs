@@ -111,15 +111,12 @@ pub trait Simd: Copy {
         self.select(flushed, rest, scaled)
     }
 
-    /// [`v1::advance`] where it finds that no reference moves, and faster.
+    /// [`v1::advance`] of all rows.
     #[inline(always)]
-    fn follow(
-        self,
-        _call: &Softmax<'_>,
-        _max: &Maxima,
-        _state: &mut RowState,
-    ) -> Option<v1::Bases> {
-        None
+    fn advance(self, call: &Softmax<'_>, max: &Maxima, state: &mut RowState) -> v1::Bases {
+        let mut bases = v1::Bases::NONE;
+        v1::advance(call, 0..call.rows, max, state, &mut bases);
+        bases
     }
 
     /// The first pairs of keys of [`v1::softmax`]'s vector `v` in exact mode with P in one part, faster, and how many. `bases` are

@@ -1,5 +1,7 @@
 //! V1 over any vectors: maximum, reference, probabilities, sums, residuals.
 
+use core::ops::Range;
+
 use super::simd::{Simd, lanes, lanes_mut, pairs_mut, split};
 use super::{Mask, Maxima, Softmax};
 use crate::bits::{
@@ -123,10 +125,7 @@ pub fn softmax<S: Simd, K: Keep<S>>(
         (Some(maxima), None) => *maxima,
         _ => block_maxima(simd, call, s),
     };
-    let bases = match simd.follow(call, &max, state) {
-        Some(bases) => bases,
-        None => advance(call, &max, state),
-    };
+    let bases = simd.advance(call, &max, state);
     let mut largest = Largest {
         p: [0.0; PANEL_ROWS],
         key: [0.0; PANEL_ROWS],
@@ -345,11 +344,16 @@ impl Bases {
 /// Moves the running reference to the block's maximum and brings the sums along
 /// (Algorithm 2 lines 5-9, 11, 12; `docs/algorithm.md` for the exact mode).
 ///
-/// `max` holds the largest unscaled score of each row that it sees, NaN ignored.
+/// `max` holds the largest unscaled score of each row that it sees, NaN ignored; `bases` are [`Bases::NONE`].
 #[inline(always)]
-pub fn advance(call: &Softmax<'_>, max: &[f32; PANEL_ROWS], state: &mut RowState) -> Bases {
-    let mut bases = Bases::NONE;
-    for r in 0..call.rows {
+pub fn advance(
+    call: &Softmax<'_>,
+    rows: Range<usize>,
+    max: &Maxima,
+    state: &mut RowState,
+    bases: &mut Bases,
+) {
+    for r in rows {
         let score = max[r];
         // Not the product alone: -inf * 0 would be NaN.
         let max = if score == f32::NEG_INFINITY {
@@ -404,7 +408,6 @@ pub fn advance(call: &Softmax<'_>, max: &[f32; PANEL_ROWS], state: &mut RowState
             };
         }
     }
-    bases
 }
 
 /// `score * scale - reference`, where `max` is that product rounded.

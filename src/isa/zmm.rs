@@ -347,7 +347,7 @@ impl Simd for Zmm {
     }
 
     #[inline(always)]
-    fn follow(self, call: &Softmax<'_>, max: &Maxima, state: &mut RowState) -> Option<Bases> {
+    fn advance(self, call: &Softmax<'_>, max: &Maxima, state: &mut RowState) -> Bases {
         // SAFETY: the token proves the features.
         unsafe { follow::panel(self, call, max, state) }
     }

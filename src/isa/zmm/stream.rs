@@ -3,9 +3,9 @@
 
 use super::*;
 use crate::bits::Increment;
-use crate::isa::{STREAM_MULTIPLE, Softmax, shared, simd, v1};
+use crate::isa::{STREAM_MULTIPLE, Softmax, shared, simd};
 use crate::problem::Rescale;
-use crate::tile::{PANEL_ROWS, RowState};
+use crate::tile::RowState;
 
 /// Up to so many rows: one for each lane of what V1 knows of them.
 pub const ROWS: usize = LANES;
@@ -155,22 +155,18 @@ fn quarter([a, b, c, d]: [f32; 4]) -> __m128 {
     _mm_setr_ps(a, b, c, d)
 }
 
-/// [`v1::Bases`], of a stream's rows.
+/// [`crate::isa::v1::Bases`], of a stream's rows.
 pub struct Bases {
     pub max: [f32; LANES],
     pub offset: [f32; LANES],
     pub factor: [f32; LANES],
 }
 
-/// [`v1::advance`]: here where no reference moves, as in most steps.
+/// [`follow::follow`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub fn follow(zmm: Zmm, call: &Softmax<'_>, score: __m512, state: &mut RowState) -> Bases {
-    let rows = __mmask16::MAX >> (LANES - call.rows);
-    let reference = zmm.load(&state.reference.as_chunks().0[0]);
-    let Some([max, offset]) = follow::follow(call, rows, score, reference) else {
-        return moved(zmm, call, score, state);
-    };
+    let [max, offset] = follow::follow(zmm, call, 0, score, state);
     let mut bases = Bases {
         max: [0.0; LANES],
         offset: [0.0; LANES],
@@ -178,23 +174,7 @@ pub fn follow(zmm: Zmm, call: &Softmax<'_>, score: __m512, state: &mut RowState)
     };
     zmm.store(max, &mut bases.max);
     zmm.store(offset, &mut bases.offset);
-    state.increment[..LANES].fill(0);
     bases
-}
-
-/// The same, where it does.
-#[cold]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn moved(zmm: Zmm, call: &Softmax<'_>, max: __m512, state: &mut RowState) -> Bases {
-    let mut all = [f32::NEG_INFINITY; PANEL_ROWS];
-    zmm.store(max, &mut all.as_chunks_mut().0[0]);
-    let bases = v1::advance(call, &all, state);
-    let first = |rows: &[f32; PANEL_ROWS]| *rows.first_chunk().unwrap_or(&[0.0; _]);
-    Bases {
-        max: first(&bases.max),
-        offset: first(&bases.offset),
-        factor: first(&bases.factor),
-    }
 }
 
 /// Which of a step's keys each row sees.
