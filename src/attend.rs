@@ -10,7 +10,7 @@
 //! pack Q, panel by panel                                  (MTE2 of the NPU)
 //! for stage in schedule::preload_by(blocks * panels, 2):  C1 C1 V1 | C1 C2 V1 ... | C2 V1 C2
 //!                 up to two panels, by 0 (ADR 0021):      C1 V1 C2 ...
-//!                 two whose C2 is one (ADR 0030):         C1 V1 C1 V1 C2 ...
+//!                 where C2 of all is one (ADR 0030):      C1 V1 C1 V1 C2 ...
 //!     C1(i):  S[i % 2] = K_block Q_panel^T                line 4
 //!     V1(i):  e' = e, or 3 above ceil(log2-max of S)      lines 5, 6
 //!                  where that is larger (ADR 0029)
@@ -46,6 +46,7 @@
 //!    the keys a row doesn't see; the fast path may then multiply hidden keys by
 //!    zero.
 
+use core::array::from_fn;
 use core::ops::Range;
 use core::slice::IterMut;
 
@@ -71,8 +72,6 @@ use crate::tile::{
 /// asked for ahead (the NPU's MTE2). With more the processor's own prefetcher keeps
 /// up, and asking again showed no gain, but to a backend that computes faster ([`Isa::ALL_ASK`]).
 const FEW_ROWS: usize = 16;
-/// The K/V buffer that keeps P of a first panel where C2 of two is one.
-const P_BUFFER: usize = 2;
 /// Keys that one C2 asks for beyond C1's lead, where it does, so that memory isn't idle meanwhile. C1
 /// asks for so many fewer.
 const AHEAD: usize = 64;
@@ -135,16 +134,20 @@ pub fn check_dims(d_qk: usize, d_v: usize) -> Result<(), Error> {
 }
 
 /// The preload count of a group of so many panels. The stages of a core don't overlap, so that a preload
-/// gains nothing; the paper's group of four panels keeps its order, which costs nothing there. Smaller
-/// groups are faster without (`docs/adr/0021`).
-const fn preload_count(panels: usize) -> usize {
-    if panels > 2 { PRELOAD_COUNT } else { 0 }
+/// gains nothing; the paper's group of four panels keeps its order, where that costs nothing. Smaller
+/// groups are faster without (`docs/adr/0021`), and so are all whose C2 is one (`docs/adr/0030`).
+const fn preload_count(panels: usize, together: bool) -> usize {
+    if panels > 2 && !together {
+        PRELOAD_COUNT
+    } else {
+        0
+    }
 }
 
 /// Blocks that are in flight at once: those from C2's to C1's, which the schedule has so many
 /// items ahead.
-const fn blocks_in_flight(panels: usize) -> usize {
-    1 + preload_count(panels).div_ceil(panels)
+const fn blocks_in_flight(panels: usize, preload: usize) -> usize {
+    1 + preload.div_ceil(panels)
 }
 
 /// Memory for the widened rows of a block in flight: GM, or the K/V buffers. `None` where those
@@ -289,7 +292,8 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
         partial.o.fill([[0.0; STRIP]; PANEL_ROWS]);
     }
 
-    let mut keys = [Rows::NONE; blocks_in_flight(PANELS)];
+    let preload = preload_count(panels, I::PANELS_TOGETHER);
+    let mut keys = [Rows::NONE; blocks_in_flight(PANELS, preload_count(PANELS, false))];
     let (mut values, mut next) = (Rows::NONE, Rows::NONE);
     let as_they_lie = problem.keys_as_they_lie();
     let reads_rows = group.rows.len() <= I::DIRECT_ROWS;
@@ -298,15 +302,14 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
     let one_row = as_they_lie && problem.v.is_none();
     // Whether C2 reads the rows that C1 had widened: each block's stay until it has, in memory
     // that packed values don't need then.
-    let in_flight = blocks_in_flight(panels);
+    let in_flight = blocks_in_flight(panels, preload);
     let fits = |slot| reads_rows && row_memory(slot, gm, &mut l1.v).is_some();
     let reuse = problem.values_begin_keys() && (1..in_flight).all(fits);
     // Whether C2 finds rows of BF16, and packs none or while it computes.
     let at_hand = lie || reuse;
     let direct = reads_rows && at_hand;
-    // Whether both panels' C2 are one: P of the first has to stay.
-    let together =
-        I::BOTH_PANELS && panels == 2 && at_hand && p_memory(&mut l1.v[P_BUFFER]).is_some();
+    // Whether all panels' C2 are one: P of all but the last have to stay.
+    let together = I::PANELS_TOGETHER && panels > 1 && at_hand && p_memory(&mut l1.v[0]).is_some();
     let slot = |block: usize| if reuse { block % in_flight } else { 0 };
     let few = group.rows.len() <= FEW_ROWS;
     // Who asks for keys: all stages, or else C1, with few rows both, or C2 alone.
@@ -325,7 +328,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
     let mut maxima = [None; SCORE_TILES];
     // Where the block ends that C1 has come to. Where all stages ask, they do for the one behind it.
     let mut begun = group.keys.start;
-    for step in preload_by(blocks * panels, preload_count(panels)) {
+    for step in preload_by(blocks * panels, preload) {
         if all_ask {
             let item = match step.stage {
                 Stage::C1(i) | Stage::V1(i) | Stage::C2(i) => i,
@@ -388,10 +391,9 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     precision: options.precision,
                     next: next.as_slice(),
                 };
-                let p = match p_memory(&mut l1.v[P_BUFFER]) {
-                    Some(p) if together && panel == 0 => p,
-                    _ => &mut *l0a,
-                };
+                let buffer = if together { l1.v.get_mut(panel) } else { None };
+                let stays = buffer.filter(|_| panel + 1 < panels).and_then(p_memory);
+                let p = stays.unwrap_or(l0a);
                 isa.softmax(&call, &l0c[i % SCORE_TILES], p, &mut ub[panel]);
             }
             Stage::C2(i) => {
@@ -428,35 +430,32 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                 };
                 let mut widened = Rows::NONE;
                 // Whether this panel's C2 packs values as they lie.
-                let packs = at_hand && !direct && panel == usize::from(together);
+                let last = panel + 1 == panels;
+                let packs = at_hand && !direct && if together { last } else { panel == 0 };
                 let lying = if packs && reuse {
                     widened.gather(gm[..range.len()].iter().map(|row| &row[..D_V]));
                     &widened
                 } else {
                     lying
                 };
-                if together && panel == 0 {
-                    // It comes with the second's.
+                if together && !last {
+                    // It comes with the last one's.
                     continue;
                 }
                 if together {
-                    let [v, .., p] = &mut l1.v;
-                    let calls = [call(0), call(1)];
-                    let first = p_memory(p).map_or(&*l0a, |p| &*p);
-                    let (o, others) = partial.o.split_at_mut(strips);
-                    let others = &mut others[..strips];
-                    let left = isa.pv_both::<D_V>(
-                        [&calls[0], &calls[1]],
-                        [first, l0a],
-                        lying,
-                        v,
-                        [o, others],
-                    );
-                    for (panel, (p, o)) in [(first, o), (l0a, others)].into_iter().enumerate() {
-                        if left != Left::NOTHING {
+                    let calls: [_; PANELS] = from_fn(|panel| call(panel.min(panels - 1)));
+                    let calls = &calls[..panels];
+                    let mut p = [&*l0a; PANELS];
+                    for (p, buffer) in p.iter_mut().zip(&mut l1.v).take(panels - 1) {
+                        *p = p_memory(buffer).map_or(*p, |p| &*p);
+                    }
+                    let o = &mut partial.o[..panels * strips];
+                    let left = isa.pv_panels::<D_V>(calls, &p[..panels], lying, l0b, o);
+                    if left != Left::NOTHING {
+                        for (panel, o) in o.chunks_mut(strips).enumerate() {
+                            let (call, p) = (&calls[panel], p[panel]);
                             let mask = group.mask(panel, block, &mut mask);
-                            let keys = range.clone();
-                            pv_non_finite(isa, group, keys, &calls[panel], p, mask, left, o);
+                            pv_non_finite(isa, group, range.clone(), call, p, mask, left, o);
                         }
                     }
                     for panel in 0..if block + 1 == blocks { panels } else { 0 } {
@@ -849,7 +848,11 @@ mod tests {
     /// No result tells, so this does: the paper's group has the paper's order.
     #[test]
     fn the_order_depends_on_the_panels() {
-        assert_eq!([1, 2, 3, 4].map(preload_count), [0, 0, 2, 2]);
-        assert_eq!([1, 2, 3, 4].map(blocks_in_flight), [1, 1, 2, 2]);
+        let apart = [1, 2, 3, 4].map(|panels| preload_count(panels, false));
+        assert_eq!(apart, [0, 0, 2, 2]);
+        let together = [1, 2, 3, 4].map(|panels| preload_count(panels, true));
+        assert_eq!(together, [0; 4]);
+        let blocks = [1, 2, 3, 4].map(|panels| blocks_in_flight(panels, apart[panels - 1]));
+        assert_eq!(blocks, [1, 1, 2, 2]);
     }
 }

@@ -254,8 +254,8 @@ pub trait Isa: Copy {
     const BOTH_ASK_ROWS: usize = 0;
     /// Whether C1, V1 and C2 of any number of rows ask for the block to come, each for its [share](Isa::share).
     const ALL_ASK: bool = false;
-    /// Whether C2 of a group's two panels is one ([`pv_both`](Isa::pv_both)), where values lie as BF16.
-    const BOTH_PANELS: bool = false;
+    /// Whether C2 of a group's panels is one ([`pv_panels`](Isa::pv_panels)), where values lie as BF16.
+    const PANELS_TOGETHER: bool = false;
     /// Up to so many rows [`stream`](Isa::stream) beats the stages one by one.
     const STREAM_ROWS: usize = 0;
 
@@ -337,15 +337,16 @@ pub trait Isa: Copy {
         o: &mut [OStrip],
     ) -> Left;
 
-    /// C2 of both panels of a group of two, the first of them a full one, over values that nobody packed: strip by strip, each of which
-    /// is packed into `v` and gone when the next one is. What it left it left of both. For backends of [`BOTH_PANELS`](Isa::BOTH_PANELS).
-    fn pv_both<const D_V: usize>(
+    /// C2 of all panels of a group, the first of them a full one, over values that nobody packed: strip by strip, each of which
+    /// is packed into `scratch` and gone when the next one is. `o` holds one panel's strips after the other's. What it left it left
+    /// of all panels. For backends of [`PANELS_TOGETHER`](Isa::PANELS_TOGETHER).
+    fn pv_panels<const D_V: usize>(
         self,
-        _calls: [&Pv<'_>; 2],
-        _p: [&L0a; 2],
+        _calls: &[Pv<'_>],
+        _p: &[&L0a],
         _values: &Rows<'_>,
-        _v: &mut VBuffer,
-        _o: [&mut [OStrip]; 2],
+        _scratch: &mut L0b,
+        _o: &mut [OStrip],
     ) -> Left {
         Left::EVERYTHING
     }

@@ -28,8 +28,9 @@ mod lanes;
 mod stream;
 
 use core::arch::x86_64::*;
+use core::slice::from_ref;
 
-use c2::{Packed, Panel};
+use c2::Packed;
 use half::bf16;
 
 use super::ahead::{Ahead, Asking};
@@ -96,7 +97,7 @@ impl Isa for Avx512Bf16 {
     // Beyond few rows those for which a tile's own requests come too late (`docs/adr/0020`).
     const ASKING_ROWS: usize = 32;
     const STREAM_ROWS: usize = stream::ROWS;
-    const BOTH_PANELS: bool = true;
+    const PANELS_TOGETHER: bool = true;
 
     fn widen(self, row: &Row<'_>, out: &mut [bf16]) {
         // SAFETY: the token proves the features.
@@ -186,30 +187,22 @@ impl Isa for Avx512Bf16 {
         o: &mut [OStrip],
     ) -> (bool, Left) {
         let v = Packed::Strips(v);
-        let first = Panel { call, p, o };
         // SAFETY: the token proves the features.
-        let all = unsafe { c2::pv_packing::<D_V>(self.zmm, first, None, values, v) };
+        let all = unsafe { c2::pv_packing::<D_V>(self.zmm, from_ref(call), &[p], values, v, o) };
         (all == 0, Left { all, tail: 0 })
     }
 
-    fn pv_both<const D_V: usize>(
+    fn pv_panels<const D_V: usize>(
         self,
-        calls: [&Pv<'_>; 2],
-        p: [&L0a; 2],
+        calls: &[Pv<'_>],
+        p: &[&L0a],
         values: &Rows<'_>,
-        v: &mut VBuffer,
-        o: [&mut [OStrip]; 2],
+        scratch: &mut L0b,
+        o: &mut [OStrip],
     ) -> Left {
-        let ([call, other], [p, other_p], [o, other_o]) = (calls, p, o);
-        let first = Panel { call, p, o };
-        let second = Some(Panel {
-            call: other,
-            p: other_p,
-            o: other_o,
-        });
-        let v = Packed::Strip(&mut v[0].0);
+        let v = Packed::one(scratch);
         // SAFETY: the token proves the features.
-        let all = unsafe { c2::pv_packing::<D_V>(self.zmm, first, second, values, v) };
+        let all = unsafe { c2::pv_packing::<D_V>(self.zmm, calls, p, values, v, o) };
         Left { all, tail: 0 }
     }
 
@@ -226,11 +219,9 @@ impl Isa for Avx512Bf16 {
             // SAFETY: the token proves the features.
             unsafe { few::pv::<D_V>(zmm, call, p, values, scratch, o) }
         } else {
-            let memory: &mut [u32] = bytemuck::cast_slice_mut(scratch[0].0.as_flattened_mut());
-            let v = Packed::Strip(memory.as_chunks_mut().0);
-            let first = Panel { call, p, o };
+            let v = Packed::one(scratch);
             // SAFETY: the token proves the features.
-            unsafe { c2::pv_packing::<D_V>(zmm, first, None, values, v) }
+            unsafe { c2::pv_packing::<D_V>(zmm, from_ref(call), &[p], values, v, o) }
         };
         Left { all, tail: 0 }
     }

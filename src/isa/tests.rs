@@ -52,8 +52,8 @@ struct Stages {
     direct: Option<(Vec<OStrip>, Left)>,
     /// The same from values that are packed on the way, where the panel is full.
     packing: Option<(Vec<OStrip>, Left)>,
-    /// The same as the first of two panels, where both are one C2.
-    both: Option<(Vec<OStrip>, Left)>,
+    /// The same as the first of several panels whose C2 is one.
+    together: Option<(Vec<OStrip>, Left)>,
     /// What V1 begins with, if C1 says so.
     maxima: Option<Maxima>,
 }
@@ -145,30 +145,24 @@ impl Visitor for Run<'_> {
             isa.settle(&mut o, self.rows, false);
             (o, left)
         });
-        let both = (I::BOTH_PANELS && self.rows == PANEL_ROWS).then(|| {
-            const SECOND: usize = 7;
-            let (mut o, mut second) = (start.clone(), start.clone());
-            l1.v = [[Tile([[u32::MAX; _]; _]); _]; _];
+        let together = (I::PANELS_TOGETHER && self.rows == PANEL_ROWS).then(|| {
+            const OTHERS: usize = 7;
+            let strips = start.len();
+            let mut o = start.repeat(3);
             let others = Pv {
-                rows: SECOND,
+                rows: OTHERS,
                 ..call
             };
-            let left = isa.pv_both::<MAX_D_V>(
-                [&call, &others],
-                [l0a, l0a],
-                &values,
-                &mut l1.v[0],
-                [&mut o, &mut second],
-            );
-            for (second, (o, start)) in second.iter().zip(o.iter().zip(&start)) {
-                let same = |a: &[[f32; STRIP]], b: &[[f32; STRIP]]| {
-                    let bits = |o: &[[f32; STRIP]]| -> Vec<u32> {
-                        o.as_flattened().iter().map(|x| x.to_bits()).collect()
-                    };
-                    bits(a) == bits(b)
+            let calls = [call, others, others];
+            let left = isa.pv_panels::<MAX_D_V>(&calls, &[&*l0a; 3], &values, l0b, &mut o);
+            let others = o.split_off(strips);
+            for (strip, other) in others.iter().enumerate() {
+                let strip = strip % strips;
+                let bits = |o: &[[f32; STRIP]]| -> Vec<u32> {
+                    o.as_flattened().iter().map(|x| x.to_bits()).collect()
                 };
-                assert!(same(&second[..SECOND], &o[..SECOND]));
-                assert!(same(&second[SECOND..], &start[SECOND..]));
+                assert_eq!(bits(&other[..OTHERS]), bits(&o[strip][..OTHERS]));
+                assert_eq!(bits(&other[OTHERS..]), bits(&start[strip][OTHERS..]));
             }
             (o, left)
         });
@@ -182,7 +176,7 @@ impl Visitor for Run<'_> {
             few: self.rows <= I::ASKING_ROWS && I::lead(self.rows) < BLOCK_KEYS,
             direct,
             packing,
-            both,
+            together,
             maxima,
         }
     }
@@ -749,7 +743,10 @@ fn products_have_the_same_bits_everywhere() {
                             "{backend:?} {r} {column}: {got} {want}"
                         );
                     }
-                    for (o, left) in [&got.direct, &got.packing, &got.both].into_iter().flatten() {
+                    for (o, left) in [&got.direct, &got.packing, &got.together]
+                        .into_iter()
+                        .flatten()
+                    {
                         assert_eq!(*left, Left::NOTHING);
                         assert_eq!(o, &got.o, "{backend:?} {rows} {len}");
                     }
@@ -787,7 +784,10 @@ fn who_packs_values_does_not_matter() {
                         increment,
                         ..run(&q, &keys, &values, rows, len)
                     });
-                    for (o, left) in [&got.direct, &got.packing, &got.both].into_iter().flatten() {
+                    for (o, left) in [&got.direct, &got.packing, &got.together]
+                        .into_iter()
+                        .flatten()
+                    {
                         assert_eq!(*left, Left::NOTHING);
                         for (o, want) in o.iter().zip(&got.o) {
                             assert_eq!(o[..rows], want[..rows], "{backend:?} {rows} {len}");
@@ -856,7 +856,7 @@ fn strips_with_non_finite_values_are_left_alone() {
                 let good = core::mem::replace(&mut values[key * MAX_D_V + column], bad);
                 let stages = run(&values, LEN);
                 values[key * MAX_D_V + column] = good;
-                let all = [stages.direct, stages.packing, stages.both];
+                let all = [stages.direct, stages.packing, stages.together];
                 for (o, left) in all.into_iter().flatten() {
                     let bit = 1 << (column / STRIP);
                     assert_ne!((left.all | left.tail) & bit, 0, "{backend:?} {rows} {key}");

@@ -46,7 +46,13 @@ pub(super) enum Packed<'a> {
     Strip(&'a mut [[u32; STRIP]]),
 }
 
-impl Packed<'_> {
+impl<'a> Packed<'a> {
+    /// [`Packed::Strip`] in L0B.
+    pub(super) fn one(memory: &'a mut L0b) -> Self {
+        let memory: &mut [u32] = bytemuck::cast_slice_mut(memory[0].0.as_flattened_mut());
+        Self::Strip(memory.as_chunks_mut().0)
+    }
+
     fn strip(&mut self, strip: usize) -> &mut [[u32; STRIP]] {
         match self {
             Self::Strips(v) => &mut v.as_flattened_mut()[strip].0,
@@ -55,39 +61,35 @@ impl Packed<'_> {
     }
 }
 
-/// What C2 of a panel is about.
-pub(super) struct Panel<'a> {
-    pub call: &'a Pv<'a>,
-    pub p: &'a L0a,
-    pub o: &'a mut [OStrip],
-}
-
-/// Over values as they lie, which the first panel packs: [`Isa::pv_packing`], [`Isa::pv_direct`], [`Isa::pv_both`].
+/// Over values as they lie, which the first panel packs: [`Isa::pv_packing`], [`Isa::pv_direct`], [`Isa::pv_panels`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(super) fn pv_packing<const D_V: usize>(
     zmm: Zmm,
-    first: Panel<'_>,
-    mut second: Option<Panel<'_>>,
+    calls: &[Pv<'_>],
+    p: &[&L0a],
     values: &Rows<'_>,
     mut v: Packed<'_>,
+    o: &mut [OStrip],
 ) -> Strips {
-    let c2 = C2::new(zmm, first.call, first.p);
-    let pairs = c2.high.len();
+    let strips = D_V / STRIP;
+    let first = C2::new(zmm, &calls[0], p[0]);
+    let pairs = first.high.len();
     let rows = padded::<D_V>(values);
     let mut left = 0;
-    for (strip, o) in first.o.iter_mut().take(D_V / STRIP).enumerate() {
+    for strip in 0..strips {
         let lying = Lying {
             rows: &rows.as_chunks().0[..pairs],
             column: strip * STRIP,
         };
         let v = &mut v.strip(strip)[..pairs];
-        if c2.first_tile::<TILE_ROWS, D_V>(&lying, v, o) {
-            c2.strip(v, TILE_ROWS, o);
-            if let Some(Panel { call, p, o }) = &mut second {
-                C2::new(zmm, call, p).strip(v, 0, &mut o[strip]);
-            }
-        } else {
+        if !first.first_tile::<TILE_ROWS, D_V>(&lying, v, &mut o[strip]) {
             left |= 1 << strip;
+            continue;
+        }
+        let mut done = TILE_ROWS;
+        for ((call, p), o) in calls.iter().zip(p).zip(o.chunks_mut(strips)) {
+            C2::new(zmm, call, p).strip(v, done, &mut o[strip]);
+            done = 0;
         }
     }
     left
