@@ -65,7 +65,7 @@ use crate::format::Row;
 use crate::problem::{Precision, Rescale};
 use crate::schedule::Stage;
 use crate::tile::{
-    BLOCK_KEYS, L0a, L0b, OStrip, PANEL_ROWS, QPanel, RowState, STRIP, STile, VBuffer,
+    BLOCK_KEYS, L0a, L0b, OStrip, PANEL_ROWS, PTile, QPanel, RowState, STRIP, STile, VBuffer,
 };
 
 /// The rows of one block, wherever they lie in the cache.
@@ -134,6 +134,20 @@ pub struct Softmax<'a> {
     /// Rows to come, which V1 may ask memory for.
     #[allow(dead_code, reason = "for a backend that not every build has")]
     pub next: &'a [&'a [bf16]],
+}
+
+/// [`Isa::prob`] of where a tile has the key's pair.
+fn prob_of(p: &L0a, precision: Precision, k: usize, r: usize, pair: impl Fn(&PTile) -> u32) -> f32 {
+    let mut prob = bf16_widen(half_of(pair(&p.high), k));
+    let residuals = &p.residuals;
+    match precision {
+        Precision::Bf16x2 => prob += bf16_widen(half_of(pair(&p.low), k)),
+        Precision::Bf16 if residuals.pair[r] as usize == k / 2 => {
+            prob += bf16_widen(half_of(residuals.p[r], k));
+        }
+        Precision::Bf16 => {}
+    }
+    prob
 }
 
 /// What C2 needs beside its tiles.
@@ -312,16 +326,7 @@ pub trait Isa: Copy {
 
     /// P of key `k` and row `r` as C2 takes it.
     fn prob(self, p: &L0a, precision: Precision, k: usize, r: usize) -> f32 {
-        let mut prob = bf16_widen(half_of(p.high.0[k / 2][r], k));
-        let residuals = &p.residuals;
-        match precision {
-            Precision::Bf16x2 => prob += bf16_widen(half_of(p.low.0[k / 2][r], k)),
-            Precision::Bf16 if residuals.pair[r] as usize == k / 2 => {
-                prob += bf16_widen(half_of(residuals.p[r], k));
-            }
-            Precision::Bf16 => {}
-        }
-        prob
+        prob_of(p, precision, k, r, |tile| tile.0[k / 2][r])
     }
 
     /// C2: rescales O by integer addition while loading it, and adds `P V`.

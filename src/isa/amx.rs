@@ -34,7 +34,7 @@ use super::simd;
 use super::v1::{self, Pairs};
 use super::zmm::dots::{self, Dots};
 use super::zmm::{self, LANES, Zmm};
-use super::{Close, Isa, Left, Maxima, Pv, Rows, Softmax, detect, half_of};
+use super::{Close, Isa, Left, Maxima, Pv, Rows, Softmax, detect, half_of, prob_of};
 use crate::bits::{Increment, bf16_widen};
 use crate::format::Row;
 use crate::problem::Precision;
@@ -119,20 +119,9 @@ impl Isa for Amx {
 
     fn prob(self, p: &L0a, precision: Precision, k: usize, r: usize) -> f32 {
         let pair = k / 2;
-        let half = |tile: &PTile| {
-            let place = &tile.0[pair / SIDE * SIDE + r % SIDE];
-            bf16_widen(half_of(place[r / SIDE * SIDE + pair % SIDE], k))
-        };
-        let mut prob = half(&p.high);
-        let residuals = &p.residuals;
-        match precision {
-            Precision::Bf16x2 => prob += half(&p.low),
-            Precision::Bf16 if residuals.pair[r] as usize == pair => {
-                prob += bf16_widen(half_of(residuals.p[r], k));
-            }
-            Precision::Bf16 => {}
-        }
-        prob
+        prob_of(p, precision, k, r, |tile| {
+            tile.0[pair / SIDE * SIDE + r % SIDE][r / SIDE * SIDE + pair % SIDE]
+        })
     }
 
     fn pv<const D_V: usize>(

@@ -25,6 +25,7 @@
 mod c2;
 mod few;
 mod lanes;
+mod p;
 mod stream;
 
 use core::arch::x86_64::*;
@@ -32,13 +33,16 @@ use core::slice::from_ref;
 
 use c2::Packed;
 use half::bf16;
+use p::Blocked;
 
 use super::ahead::{Ahead, Asking};
 use super::simd::{self, Simd};
 use super::v1::{self, Pairs};
 use super::zmm::dots::{self, Dots, as_pairs, from_pairs, load_pairs};
 use super::zmm::{self, LANES, NOT_FINITE, Zmm, load_row, store_pairs};
-use super::{Close, Isa, Left, Maxima, Pv, Rows, Softmax, Streamed, Streams, Strips, detect};
+use super::{
+    Close, Isa, Left, Maxima, Pv, Rows, Softmax, Streamed, Streams, Strips, detect, prob_of,
+};
 use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
@@ -159,6 +163,10 @@ impl Isa for Avx512Bf16 {
         }
     }
 
+    fn prob(self, p: &L0a, precision: Precision, k: usize, r: usize) -> f32 {
+        prob_of(p, precision, k, r, |tile| p::pair_of(tile, k / 2, r))
+    }
+
     fn softmax(self, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
         // SAFETY: the token proves the features.
         unsafe { softmax(self, call, s, p, state) }
@@ -217,7 +225,7 @@ impl Isa for Avx512Bf16 {
         let zmm = self.zmm;
         let all = if call.rows <= few::C2_ROWS {
             // SAFETY: the token proves the features.
-            unsafe { few::pv::<D_V>(zmm, call, p, values, scratch, o) }
+            unsafe { few::pv::<D_V>(zmm, call, p, values, o) }
         } else {
             let v = Packed::one(scratch);
             // SAFETY: the token proves the features.
@@ -458,7 +466,8 @@ fn accumulate<const KEYS: usize, const VECS: usize>(
 /// V1, with the processor's own conversion and dots.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn softmax(isa: Avx512Bf16, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
-    v1::softmax(isa.zmm, Pairs::<Dots>(isa.dots), call, s, p, state, || ());
+    let keep = Pairs::<Blocked>(Blocked(isa.dots));
+    v1::softmax(isa.zmm, keep, call, s, p, state, || ());
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]

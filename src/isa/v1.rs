@@ -8,7 +8,7 @@ use crate::bits::{
     HEADROOM, Increment, bf16_round, bf16_widen, compensation, difference, mul_pow2_f32,
 };
 use crate::problem::{Precision, Rescale};
-use crate::tile::{BLOCK_KEYS, BLOCK_PAIRS, L0a, PANEL_ROWS, Residuals, RowState, STile};
+use crate::tile::{BLOCK_KEYS, BLOCK_PAIRS, L0a, PANEL_ROWS, PTile, Residuals, RowState, STile};
 
 /// How C2 takes P.
 pub trait Keep<S: Simd>: Copy {
@@ -65,6 +65,12 @@ pub trait Rounding<S: Simd>: Copy {
     fn round(self, simd: S, prob: [S::F32; 2]) -> S::I32;
     /// `sum` and both of each pair.
     fn add(self, simd: S, sum: S::F32, pairs: S::I32) -> S::F32;
+
+    /// Where pair `pair` of vector `v` of the rows lies.
+    #[inline(always)]
+    fn place(p: &mut PTile, [pair, v]: [usize; 2]) -> &mut S::Lanes {
+        &mut pairs_mut::<S>(&mut p.0[pair])[v]
+    }
 }
 
 #[cfg_attr(
@@ -86,12 +92,11 @@ impl<S: Simd, R: Rounding<S>, const RARE: u32> Keep<S> for Pairs<R, RARE> {
         simd: S,
         prob: [S::F32; 2],
         p: &mut L0a,
-        [pair, v]: [usize; 2],
+        at: [usize; 2],
         mut sum: Option<S::F32>,
     ) -> Option<S::F32> {
         let high = self.0.round(simd, prob);
-        let out = &mut pairs_mut::<S>(&mut p.high.0[pair])[v];
-        simd.store(simd.from_bits(high), out);
+        simd.store(simd.from_bits(high), R::place(&mut p.high, at));
         if let Some(sum) = &mut sum {
             *sum = self.0.add(simd, *sum, high);
         }
@@ -99,8 +104,7 @@ impl<S: Simd, R: Rounding<S>, const RARE: u32> Keep<S> for Pairs<R, RARE> {
             let used = split(simd, high);
             let left = [simd.sub(prob[0], used[0]), simd.sub(prob[1], used[1])];
             let low = self.0.round(simd, left);
-            let out = &mut pairs_mut::<S>(&mut p.low.0[pair])[v];
-            simd.store(simd.from_bits(low), out);
+            simd.store(simd.from_bits(low), R::place(&mut p.low, at));
             if let Some(sum) = &mut sum {
                 *sum = self.0.add(simd, *sum, low);
             }

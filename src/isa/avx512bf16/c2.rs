@@ -4,6 +4,7 @@
 //! as BF16: the dots of six rows hide what reading and writing a strip costs.
 
 use super::*;
+use crate::tile::PTile;
 
 /// Vectors across a strip's columns.
 const VECTORS: usize = STRIP / LANES;
@@ -34,7 +35,7 @@ pub(super) fn pv<const D_V: usize>(
 ) {
     let c2 = C2::new(zmm, call, p);
     for (v, o) in v.as_flattened().iter().zip(o).take(D_V / STRIP) {
-        c2.strip(&v.0[..c2.high.len()], 0, o);
+        c2.strip(&v.0[..c2.pairs], 0, o);
     }
 }
 
@@ -73,7 +74,7 @@ pub(super) fn pv_packing<const D_V: usize>(
 ) -> Strips {
     let strips = D_V / STRIP;
     let first = C2::new(zmm, &calls[0], p[0]);
-    let pairs = first.high.len();
+    let pairs = first.pairs;
     let rows = padded::<D_V>(values);
     let mut left = 0;
     for strip in 0..strips {
@@ -108,8 +109,10 @@ pub(super) fn padded<'v, const D_V: usize>(values: &Rows<'v>) -> [&'v [bf16; D_V
 /// What all tiles share.
 struct C2<'a> {
     zmm: Zmm,
-    high: &'a [[u32; PANEL_ROWS]],
-    low: &'a [[u32; PANEL_ROWS]],
+    /// In blocks, as all of P here.
+    high: &'a PTile,
+    low: Option<&'a PTile>,
+    pairs: usize,
     residuals: Option<&'a Residuals>,
     rows: usize,
     increment: Option<&'a [i32; PANEL_ROWS]>,
@@ -117,15 +120,15 @@ struct C2<'a> {
 
 impl<'a> C2<'a> {
     fn new(zmm: Zmm, call: &'a Pv<'_>, p: &'a L0a) -> Self {
-        let pairs = call.keys.div_ceil(2);
         let (low, residuals) = match call.precision {
-            Precision::Bf16 => (&[][..], Some(&p.residuals)),
-            Precision::Bf16x2 => (&p.low.0[..pairs], None),
+            Precision::Bf16 => (None, Some(&p.residuals)),
+            Precision::Bf16x2 => (Some(&p.low), None),
         };
         Self {
             zmm,
-            high: &p.high.0[..pairs],
+            high: &p.high,
             low,
+            pairs: call.keys.div_ceil(2),
             residuals,
             rows: call.rows,
             increment: call.increment,
@@ -158,7 +161,9 @@ impl<'a> C2<'a> {
             acc = read(o);
         }
         accumulate(self.high, v, row, &mut acc);
-        accumulate(self.low, v, row, &mut acc);
+        if let Some(low) = self.low {
+            accumulate(low, v, row, &mut acc);
+        }
         if let Some(residuals) = self.residuals {
             add_residuals(residuals, v, row, &mut acc);
         }
@@ -184,7 +189,9 @@ impl<'a> C2<'a> {
             acc = read(&moved);
         }
         lying.pack_and_accumulate(self.high, v, &mut acc);
-        accumulate(self.low, v, 0, &mut acc);
+        if let Some(low) = self.low {
+            accumulate(low, v, 0, &mut acc);
+        }
         if let Some(residuals) = self.residuals {
             add_residuals(residuals, v, 0, &mut acc);
         }
@@ -203,7 +210,7 @@ impl<'a> C2<'a> {
     /// Whether accumulators go on from O: where P is in two parts, so that O's error is that of the reference
     /// (`docs/adr/0028`).
     const fn goes_on(&self) -> bool {
-        !self.low.is_empty() && self.increment.is_some()
+        self.low.is_some() && self.increment.is_some()
     }
 
     /// [`add_to`] of a tile.
@@ -268,21 +275,24 @@ fn read<const ROWS: usize>(o: &[[f32; STRIP]; ROWS]) -> Acc<ROWS> {
 /// `acc[row][column] += sum over pairs of p[pair][row] . v[pair][column]`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn accumulate<const ROWS: usize>(
-    p: &[[u32; PANEL_ROWS]],
-    v: &[[u32; STRIP]],
-    row: usize,
-    acc: &mut Acc<ROWS>,
-) {
-    assert!(p.len() <= BLOCK_PAIRS && row + ROWS <= PANEL_ROWS);
-    for (p, v) in p.iter().zip(v) {
+fn accumulate<const ROWS: usize>(p: &PTile, v: &[[u32; STRIP]], row: usize, acc: &mut Acc<ROWS>) {
+    assert!(v.len() <= BLOCK_PAIRS && row + ROWS <= PANEL_ROWS);
+    let mut places = [0; ROWS];
+    for r in 0..ROWS {
+        places[r] = p::place(row + r);
+    }
+    let mut pair = p.0.as_flattened().as_ptr();
+    for v in v {
         let v: [__m512bh; VECTORS] = core::array::from_fn(|i| load_pairs(&v.as_chunks().0[i]));
-        for (acc, p) in acc.iter_mut().zip(&p[row..row + ROWS]) {
+        for r in 0..ROWS {
+            // SAFETY: pairs and rows are those of a tile, asserted above, whose blocks are as large as the tile.
+            let p = unsafe { *pair.add(places[r]) };
             let p = as_pairs(_mm512_set1_epi32(p.cast_signed()));
-            for (acc, v) in acc.iter_mut().zip(v) {
-                *acc = _mm512_dpbf16_ps(*acc, v, p);
+            for i in 0..VECTORS {
+                acc[r][i] = _mm512_dpbf16_ps(acc[r][i], v[i], p);
             }
         }
+        pair = pair.wrapping_add(p::BLOCK_ROWS);
     }
 }
 
@@ -333,13 +343,13 @@ impl<const D_V: usize> Lying<'_, D_V> {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     fn pack_and_accumulate<const ROWS: usize>(
         &self,
-        p: &[[u32; PANEL_ROWS]],
+        p: &PTile,
         v: &mut [[u32; STRIP]],
         acc: &mut Acc<ROWS>,
     ) {
         assert!(self.column + STRIP <= D_V);
         let [low, high] = zmm::interleave_indices();
-        for ((p, v), [even, odd]) in p.iter().zip(v).zip(self.rows) {
+        for ((p, v), [even, odd]) in p::blocks(p)[0].iter().zip(v).zip(self.rows) {
             let even = &even[self.column..][..STRIP];
             let odd = &odd[self.column..][..STRIP];
             let mut pairs = [as_pairs(low); VECTORS];

@@ -21,7 +21,7 @@ use crate::isa::shared;
 /// rows, and idle lanes otherwise. With more Q leaves L1d.
 pub(super) const C1_ROWS: usize = 28;
 /// Up to so many rows C2 here beats that for panels: with more it pays to interleave V once for all tiles.
-pub(super) const C2_ROWS: usize = 16;
+pub(super) const C2_ROWS: usize = p::BLOCK_ROWS;
 
 /// Dots of one query row.
 const fn vectors(d_qk: usize) -> usize {
@@ -161,20 +161,17 @@ pub(super) fn pv<const D_V: usize>(
     call: &Pv<'_>,
     p: &L0a,
     values: &Rows<'_>,
-    scratch: &mut L0b,
     o: &mut [OStrip],
 ) -> Strips {
     let rows = padded::<D_V>(values);
     let pairs = call.keys.div_ceil(2);
-    let words: &mut [Words] = bytemuck::cast_slice_mut(scratch[0].0.as_flattened_mut());
-    let (high, rest) = words.split_at_mut(BLOCK_PAIRS);
     let (low, residuals) = match call.precision {
         Precision::Bf16 => (&[][..], Some(&p.residuals)),
-        Precision::Bf16x2 => (gather(&p.low.0[..pairs], rest), None),
+        Precision::Bf16x2 => (&p::blocks(&p.low)[0][..pairs], None),
     };
     let c2 = C2 {
         zmm,
-        high: gather(&p.high.0[..pairs], high),
+        high: &p::blocks(&p.high)[0][..pairs],
         low,
         residuals,
         increment: call.increment,
@@ -196,22 +193,7 @@ pub(super) fn pv<const D_V: usize>(
 }
 
 /// P of a pair.
-type Words = [u32; WORDS];
-const WORDS: usize = if PANEL_ROWS < C2_ROWS {
-    PANEL_ROWS
-} else {
-    C2_ROWS
-};
-
-/// P of the first rows, close together: those of a panel's pairs are 256 bytes apart, and would share a quarter of L1d's
-/// sets.
-fn gather<'p>(p: &[[u32; PANEL_ROWS]], out: &'p mut [Words]) -> &'p [Words] {
-    let out = &mut out[..p.len()];
-    for (out, p) in out.iter_mut().zip(p) {
-        *out = p.as_chunks().0[0];
-    }
-    out
-}
+type Words = [u32; C2_ROWS];
 
 /// What all tiles of C2 share.
 struct C2<'a, const D_V: usize> {
@@ -298,12 +280,12 @@ impl<const D_V: usize> C2<'_, D_V> {
         row: usize,
         acc: &mut Acc<ROWS>,
     ) {
-        assert!((strip + 1) * STRIP <= D_V && row + ROWS <= WORDS);
+        assert!((strip + 1) * STRIP <= D_V && row + ROWS <= C2_ROWS);
         for (p, pair) in p.iter().zip(self.values) {
             // SAFETY: the values are references to D_V elements, and the strip lies within these, asserted above.
             let v = unsafe { interleaved(&pair.map(|row| row.as_ptr()), strip) };
             for r in 0..ROWS {
-                // SAFETY: row + ROWS <= WORDS, asserted above.
+                // SAFETY: row + ROWS <= C2_ROWS, asserted above.
                 let p = unsafe { *p.get_unchecked(row + r) };
                 let p = as_pairs(_mm512_set1_epi32(p.cast_signed()));
                 for i in 0..PIECES {

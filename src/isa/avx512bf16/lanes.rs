@@ -602,7 +602,7 @@ impl Probs {
     #[cold]
     fn spread(&self, rows: usize, p: &mut L0a) {
         for (part, to) in self.parts.iter().zip([&mut p.high, &mut p.low]) {
-            for (pair, to) in part.iter().zip(&mut to.0) {
+            for (pair, to) in part.iter().zip(&mut p::blocks_mut(to)[0]) {
                 to[..rows].copy_from_slice(&pair[..rows]);
             }
         }

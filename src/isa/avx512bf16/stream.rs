@@ -831,7 +831,7 @@ impl<const V: usize> Probs<V> {
     fn spread(&self, rows: usize, p: &mut L0a) {
         for (part, to) in self.parts.iter().zip([&mut p.high, &mut p.low]) {
             for (r, part) in part.iter().enumerate().take(rows) {
-                for (pair, to) in part.as_flattened().iter().zip(&mut to.0) {
+                for (pair, to) in part.as_flattened().iter().zip(&mut p::blocks_mut(to)[0]) {
                     to[r] = *pair;
                 }
             }
