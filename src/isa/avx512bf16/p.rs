@@ -13,6 +13,8 @@ pub(super) const BLOCK_ROWS: usize = LANES;
 /// P of such rows: pairs x rows.
 pub(super) type Block = [[u32; BLOCK_ROWS]; BLOCK_PAIRS];
 
+const _: () = assert!(PANEL_ROWS.is_multiple_of(BLOCK_ROWS));
+
 /// A tile's memory by blocks.
 pub(super) fn blocks(p: &PTile) -> &[Block] {
     p.0.as_flattened().as_chunks().0.as_chunks().0
