@@ -13,7 +13,7 @@ use core::arch::x86_64::*;
 use half::bf16;
 
 use super::ahead::{Ahead, LINE};
-use super::simd::{EXP2_MIN, Simd};
+use super::simd::{EXP2, EXP2_MIN, Simd};
 use super::v1::{Bases, Block, Keep};
 use super::{Maxima, Softmax, detect};
 use crate::format::Row;
@@ -115,6 +115,32 @@ impl Zmm {
     fn not_below(self, a: __m512, b: __m512) -> __mmask16 {
         // SAFETY: the token proves the features.
         unsafe { _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(a, b) }
+    }
+
+    /// [`Simd::exp2`] of each, step by step: the compiler would put one's multiply-adds, which wait for each other, in a row.
+    #[inline(always)]
+    pub fn exp2_each<const N: usize>(self, t: [__m512; N]) -> [__m512; N] {
+        let (mut r, mut j, mut normal) = (t, t, [0; N]);
+        for i in 0..N {
+            normal[i] = self.not_below(t[i], self.splat(EXP2_MIN));
+            j[i] = self.round(t[i]);
+        }
+        self.in_order(&mut j);
+        for i in 0..N {
+            r[i] = self.sub(t[i], j[i]);
+        }
+        self.in_order(&mut r);
+        let mut y = [self.splat(EXP2[4]); N];
+        for c in [EXP2[3], EXP2[2], EXP2[1], EXP2[0], 1.0] {
+            for i in 0..N {
+                y[i] = self.mul_add(y[i], r[i], self.splat(c));
+            }
+            self.in_order(&mut y);
+        }
+        for i in 0..N {
+            y[i] = self.scale(normal[i], y[i], j[i]);
+        }
+        y
     }
 
     /// `x` times `2^j` where the mask holds, 0 elsewhere.

@@ -488,33 +488,40 @@ fn softmax(
     let offset = to_lanes(&bases.offset);
     let factor = to_lanes(&bases.factor);
     let (mut sums, mut kept) = ([zero; 2], zero);
-    let vectors = s.as_chunks::<2>().0.iter().zip(seen.as_chunks::<2>().0);
+    let vectors = s.as_chunks::<CHAINS>().0.iter();
+    let vectors = vectors.zip(seen.as_chunks::<CHAINS>().0);
     let [high, low] = &mut probs.parts;
-    let high = high.as_flattened_mut().as_chunks_mut().0;
-    let low = low.as_flattened_mut().as_chunks_mut().0;
+    let high: &mut [[_; CHAINS / 2]] = high.as_flattened_mut().as_chunks_mut().0.as_chunks_mut().0;
+    let low: &mut [[_; CHAINS / 2]] = low.as_flattened_mut().as_chunks_mut().0.as_chunks_mut().0;
     for ((s, seen), (high, low)) in vectors.zip(high.iter_mut().zip(low)) {
-        let mut prob = [zero; 2];
-        for i in 0..2 {
+        let mut prob = [zero; CHAINS];
+        for i in 0..CHAINS {
             let below = _mm512_sub_ps(load(&s[i]), max);
-            let t = _mm512_fmadd_ps(below, scale, offset);
-            prob[i] = _mm512_maskz_mov_ps(seen[i], zmm.exp2(t));
-            sums[i] = _mm512_add_ps(sums[i], prob[i]);
+            prob[i] = _mm512_fmadd_ps(below, scale, offset);
+        }
+        prob = zmm.exp2_each(prob);
+        for i in 0..CHAINS {
+            prob[i] = _mm512_maskz_mov_ps(seen[i], prob[i]);
+            sums[i % 2] = _mm512_add_ps(sums[i % 2], prob[i]);
             if !exact {
                 prob[i] = _mm512_mul_ps(prob[i], factor);
             }
         }
-        let pairs = _mm512_cvtne2ps_pbh(prob[1], prob[0]);
-        store_pairs(high, from_pairs(pairs));
-        kept = isa.dots.add(zmm, kept, from_pairs(pairs));
-        if whole {
-            let used = widened(pairs);
-            let rest = [
-                _mm512_sub_ps(prob[0], used[0]),
-                _mm512_sub_ps(prob[1], used[1]),
-            ];
-            let pairs = _mm512_cvtne2ps_pbh(rest[1], rest[0]);
-            store_pairs(low, from_pairs(pairs));
+        for i in 0..CHAINS / 2 {
+            let prob = [prob[2 * i], prob[2 * i + 1]];
+            let pairs = _mm512_cvtne2ps_pbh(prob[1], prob[0]);
+            store_pairs(&mut high[i], from_pairs(pairs));
             kept = isa.dots.add(zmm, kept, from_pairs(pairs));
+            if whole {
+                let used = widened(pairs);
+                let rest = [
+                    _mm512_sub_ps(prob[0], used[0]),
+                    _mm512_sub_ps(prob[1], used[1]),
+                ];
+                let pairs = _mm512_cvtne2ps_pbh(rest[1], rest[0]);
+                store_pairs(&mut low[i], from_pairs(pairs));
+                kept = isa.dots.add(zmm, kept, from_pairs(pairs));
+            }
         }
     }
     let sums = _mm512_add_ps(sums[0], sums[1]);
