@@ -429,8 +429,8 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     &values
                 };
                 let mut widened = Rows::NONE;
-                // Whether this panel's C2 packs values as they lie.
                 let last = panel + 1 == panels;
+                // Whether values are packed as they lie, before this panel's C2 or within it.
                 let packs = at_hand && !direct && if together { last } else { panel == 0 };
                 let lying = if packs && reuse {
                     widened.gather(gm[..range.len()].iter().map(|row| &row[..D_V]));
@@ -464,6 +464,9 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     continue;
                 }
                 let call = call(panel);
+                if packs {
+                    finite = !isa.pack_v::<D_V>(lying.as_slice(), 0, call.next, &mut l1.v);
+                }
                 let o = &mut partial.o[panel * strips..][..strips];
                 let left = if direct {
                     let mut widened = Rows::NONE;
@@ -476,11 +479,6 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                         lying
                     };
                     isa.pv_direct::<D_V>(&call, l0a, values, l0b, o)
-                } else if packs {
-                    let v = &mut l1.v;
-                    let left;
-                    (finite, left) = isa.pv_packing::<D_V>(&call, l0a, lying, v, l0b, o);
-                    left
                 } else if finite {
                     isa.pv::<D_V>(&call, l0a, &l1.v, l0b, o)
                 } else {

@@ -11,7 +11,7 @@
 //! | [`pv`](Isa::pv) | C2, lines 13-18 | `O += increment` on the bits, then `O += P V` |
 //! | [`rescale`](Isa::rescale) | lines 14-15 alone | the same integer addition over a slice |
 //!
-//! and the packing that feeds them, of V also within C2 ([`pv_packing`](Isa::pv_packing),
+//! and the packing that feeds them, of V also within C2 ([`pv_panels`](Isa::pv_panels),
 //! [`pv_direct`](Isa::pv_direct)). With few rows a backend may do all of it in steps of its own
 //! ([`stream`](Isa::stream)). How to add one: `CONTRIBUTING.md`.
 
@@ -354,24 +354,6 @@ pub trait Isa: Copy {
         _o: &mut [OStrip],
     ) -> Left {
         Left::EVERYTHING
-    }
-
-    /// C2 of a block's first panel, a full one, over values that nobody packed: [`pack_v`](Isa::pack_v)
-    /// for the panels to come, and [`pv`](Isa::pv). Returns whether V is finite, and what it left.
-    fn pv_packing<const D_V: usize>(
-        self,
-        call: &Pv<'_>,
-        p: &L0a,
-        values: &Rows<'_>,
-        v: &mut [VBuffer; 3],
-        scratch: &mut L0b,
-        o: &mut [OStrip],
-    ) -> (bool, Left) {
-        if self.pack_v::<D_V>(values.as_slice(), 0, call.next, v) {
-            (false, Left::EVERYTHING)
-        } else {
-            (true, self.pv::<D_V>(call, p, v, scratch, o))
-        }
     }
 
     /// C2 over values that nobody packed, for up to [`DIRECT_ROWS`](Isa::DIRECT_ROWS)

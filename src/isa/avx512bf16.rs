@@ -31,7 +31,6 @@ mod stream;
 use core::arch::x86_64::*;
 use core::slice::from_ref;
 
-use c2::Packed;
 use half::bf16;
 use p::Blocked;
 
@@ -185,21 +184,6 @@ impl Isa for Avx512Bf16 {
         Left::NOTHING
     }
 
-    fn pv_packing<const D_V: usize>(
-        self,
-        call: &Pv<'_>,
-        p: &L0a,
-        values: &Rows<'_>,
-        v: &mut [VBuffer; 3],
-        _scratch: &mut L0b,
-        o: &mut [OStrip],
-    ) -> (bool, Left) {
-        let v = Packed::Strips(v);
-        // SAFETY: the token proves the features.
-        let all = unsafe { c2::pv_packing::<D_V>(self.zmm, from_ref(call), &[p], values, v, o) };
-        (all == 0, Left { all, tail: 0 })
-    }
-
     fn pv_panels<const D_V: usize>(
         self,
         calls: &[Pv<'_>],
@@ -208,9 +192,8 @@ impl Isa for Avx512Bf16 {
         scratch: &mut L0b,
         o: &mut [OStrip],
     ) -> Left {
-        let v = Packed::one(scratch);
         // SAFETY: the token proves the features.
-        let all = unsafe { c2::pv_packing::<D_V>(self.zmm, calls, p, values, v, o) };
+        let all = unsafe { c2::pv_packing::<D_V>(self.zmm, calls, p, values, scratch, o) };
         Left { all, tail: 0 }
     }
 
@@ -227,9 +210,8 @@ impl Isa for Avx512Bf16 {
             // SAFETY: the token proves the features.
             unsafe { few::pv::<D_V>(zmm, call, p, values, o) }
         } else {
-            let v = Packed::one(scratch);
             // SAFETY: the token proves the features.
-            unsafe { c2::pv_packing::<D_V>(zmm, from_ref(call), &[p], values, v, o) }
+            unsafe { c2::pv_packing::<D_V>(zmm, from_ref(call), &[p], values, scratch, o) }
         };
         Left { all, tail: 0 }
     }

@@ -20,7 +20,7 @@ use crate::bits::{HEADROOM, Increment, add_increment_f32, bf16_round, bf16_widen
 use crate::problem::{Precision, Rescale};
 use crate::tile::{
     BLOCK_KEYS, MAX_D_QK, MAX_D_V, OStrip, PANEL_ROWS, Residuals, RowState, STRIP, Tile, Tiles,
-    VBuffer, Workspace, ascend,
+    Workspace, ascend,
 };
 
 const STRIPS: usize = MAX_D_V / STRIP;
@@ -50,8 +50,6 @@ struct Stages {
     /// The same from unpacked values, and what was left out, where the backend
     /// offers it for so few rows.
     direct: Option<(Vec<OStrip>, Left)>,
-    /// The same from values that are packed on the way, where the panel is full.
-    packing: Option<(Vec<OStrip>, Left)>,
     /// The same as the first of several panels whose C2 is one.
     together: Option<(Vec<OStrip>, Left)>,
     /// What V1 begins with, if C1 says so.
@@ -132,19 +130,6 @@ impl Visitor for Run<'_> {
             isa.settle(&mut o, self.rows, false);
             (o, left)
         });
-        let packing = (self.rows == PANEL_ROWS).then(|| {
-            let mut o = start.clone();
-            isa.settle(&mut o, self.rows, true);
-            let v = core::mem::replace(&mut l1.v, [[Tile([[u32::MAX; _]; _]); _]; _]);
-            let (finite, left) =
-                isa.pv_packing::<MAX_D_V>(&call, l0a, &values, &mut l1.v, l0b, &mut o);
-            let strips =
-                |v: &[VBuffer; 3]| v.as_flattened().iter().map(|v| v.0).collect::<Vec<_>>();
-            assert!(non_finite || strips(&l1.v) == strips(&v));
-            assert_ne!(finite, non_finite);
-            isa.settle(&mut o, self.rows, false);
-            (o, left)
-        });
         let together = (I::PANELS_TOGETHER && self.rows == PANEL_ROWS).then(|| {
             const OTHERS: usize = 7;
             let strips = start.len();
@@ -175,7 +160,6 @@ impl Visitor for Run<'_> {
             // Features in the lanes: these read keys in the order in which they ask for them.
             few: self.rows <= I::ASKING_ROWS && I::lead(self.rows) < BLOCK_KEYS,
             direct,
-            packing,
             together,
             maxima,
         }
@@ -743,10 +727,7 @@ fn products_have_the_same_bits_everywhere() {
                             "{backend:?} {r} {column}: {got} {want}"
                         );
                     }
-                    for (o, left) in [&got.direct, &got.packing, &got.together]
-                        .into_iter()
-                        .flatten()
-                    {
+                    for (o, left) in [&got.direct, &got.together].into_iter().flatten() {
                         assert_eq!(*left, Left::NOTHING);
                         assert_eq!(o, &got.o, "{backend:?} {rows} {len}");
                     }
@@ -784,10 +765,7 @@ fn who_packs_values_does_not_matter() {
                         increment,
                         ..run(&q, &keys, &values, rows, len)
                     });
-                    for (o, left) in [&got.direct, &got.packing, &got.together]
-                        .into_iter()
-                        .flatten()
-                    {
+                    for (o, left) in [&got.direct, &got.together].into_iter().flatten() {
                         assert_eq!(*left, Left::NOTHING);
                         for (o, want) in o.iter().zip(&got.o) {
                             assert_eq!(o[..rows], want[..rows], "{backend:?} {rows} {len}");
@@ -856,7 +834,7 @@ fn strips_with_non_finite_values_are_left_alone() {
                 let good = core::mem::replace(&mut values[key * MAX_D_V + column], bad);
                 let stages = run(&values, LEN);
                 values[key * MAX_D_V + column] = good;
-                let all = [stages.direct, stages.packing, stages.together];
+                let all = [stages.direct, stages.together];
                 for (o, left) in all.into_iter().flatten() {
                     let bit = 1 << (column / STRIP);
                     assert_ne!((left.all | left.tail) & bit, 0, "{backend:?} {rows} {key}");

@@ -39,50 +39,29 @@ pub(super) fn pv<const D_V: usize>(
     }
 }
 
-/// Where strips of V are packed.
-pub(super) enum Packed<'a> {
-    /// Each to stay, for other panels.
-    Strips(&'a mut [VBuffer; 3]),
-    /// One after the other in the same memory, which L1d keeps.
-    Strip(&'a mut [[u32; STRIP]]),
-}
-
-impl<'a> Packed<'a> {
-    /// [`Packed::Strip`] in L0B.
-    pub(super) fn one(memory: &'a mut L0b) -> Self {
-        let memory: &mut [u32] = bytemuck::cast_slice_mut(memory[0].0.as_flattened_mut());
-        Self::Strip(memory.as_chunks_mut().0)
-    }
-
-    fn strip(&mut self, strip: usize) -> &mut [[u32; STRIP]] {
-        match self {
-            Self::Strips(v) => &mut v.as_flattened_mut()[strip].0,
-            Self::Strip(v) => v,
-        }
-    }
-}
-
-/// Over values as they lie, which the first panel packs: [`Isa::pv_packing`], [`Isa::pv_direct`], [`Isa::pv_panels`].
+/// Over values as they lie, which the first panel packs, one strip after the other in the same memory, which L1d keeps:
+/// [`Isa::pv_direct`], [`Isa::pv_panels`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(super) fn pv_packing<const D_V: usize>(
     zmm: Zmm,
     calls: &[Pv<'_>],
     p: &[&L0a],
     values: &Rows<'_>,
-    mut v: Packed<'_>,
+    memory: &mut L0b,
     o: &mut [OStrip],
 ) -> Strips {
     let strips = D_V / STRIP;
     let first = C2::new(zmm, &calls[0], p[0]);
     let pairs = first.pairs;
     let rows = padded::<D_V>(values);
+    let memory: &mut [u32] = bytemuck::cast_slice_mut(memory[0].0.as_flattened_mut());
+    let v: &mut [[u32; STRIP]] = &mut memory.as_chunks_mut().0[..pairs];
     let mut left = 0;
     for strip in 0..strips {
         let lying = Lying {
             rows: &rows.as_chunks().0[..pairs],
             column: strip * STRIP,
         };
-        let v = &mut v.strip(strip)[..pairs];
         if !first.first_tile::<TILE_ROWS, D_V>(&lying, v, &mut o[strip]) {
             left |= 1 << strip;
             continue;

@@ -11,6 +11,7 @@ use crate::tile::BLOCK_KEYS;
 const PAIRS: usize = 2;
 /// Vectors of a group.
 const KEYS: usize = 2 * PAIRS;
+/// No key: as many as a block has.
 #[expect(clippy::cast_precision_loss, reason = "a small number")]
 const NONE: f32 = BLOCK_KEYS as f32;
 
