@@ -296,7 +296,14 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
     let mut keys = [Rows::NONE; blocks_in_flight(PANELS, preload_count(PANELS, false))];
     let (mut values, mut next) = (Rows::NONE, Rows::NONE);
     let as_they_lie = problem.keys_as_they_lie();
-    let reads_rows = group.rows.len() <= I::DIRECT_ROWS;
+    // A block whose V isn't finite is given up as a whole where it was packed before, so that who packs must not depend on who
+    // computes which rows. C2 of all panels tells strips apart, as C2 of one does.
+    let rows = if I::PANELS_TOGETHER {
+        group.rows.len()
+    } else {
+        group.planned_rows
+    };
+    let reads_rows = rows <= I::DIRECT_ROWS;
     let lie = problem.values_as_they_lie();
     // Whether C2 takes the rows that C1 took.
     let one_row = as_they_lie && problem.v.is_none();

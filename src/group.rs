@@ -37,7 +37,6 @@ impl<'a> Group<'a> {
     }
 
     /// Some panels of it alone.
-    #[cfg(feature = "rayon")]
     pub fn narrow(&self, panels: Range<usize>) -> Self {
         let [start, end] = [panels.start, panels.end]
             .map(|panel| self.rows.end.min(self.rows.start + panel * PANEL_ROWS));

@@ -260,7 +260,8 @@ impl Streamed {
 /// Implementors are capability tokens: holding one proves that the processor
 /// has the instructions.
 pub trait Isa: Copy {
-    /// Up to so many rows [`pv_direct`](Isa::pv_direct) beats packing V for all panels first.
+    /// Up to so many rows [`pv_direct`](Isa::pv_direct) beats packing V for all panels first: rows of the group as it was planned,
+    /// unless [`pv_panels`](Isa::pv_panels) does panels together.
     const DIRECT_ROWS: usize = 0;
     /// Up to so many rows [`qk`](Isa::qk) asks for the rows to come.
     const ASKING_ROWS: usize = 0;

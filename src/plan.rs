@@ -1,8 +1,9 @@
 //! A call cut into independent tasks, and their results put together.
 //!
-//! How a request is cut depends on the shape and on its own lengths alone,
-//! and results are always put together in the order of the keys. So a request's
-//! bits don't depend on its neighbours or on how many threads ran the tasks.
+//! What groups its rows are in and what ranges its keys, depends on the shape and on
+//! a request's own lengths alone, and results are always put together in the order of the keys.
+//! So its bits don't depend on its neighbours or on how many threads ran the tasks; which of a
+//! group's rows are one task shows in none.
 
 use core::mem;
 use core::ops::Range;
@@ -15,10 +16,16 @@ use crate::problem::{Output, Problem, Sparse, in_range};
 use crate::results::{Write, together, write_lse};
 use crate::schedule::splits;
 use crate::shape::Shape;
-use crate::tile::{GROUP_ROWS, PANEL_ROWS, Workspace};
+use crate::tile::{GROUP_ROWS, PANEL_ROWS, PANELS, Workspace};
 
-/// The tasks of a problem: requests x KV heads x row groups x ranges of keys, in that
+/// With fewer tasks than these, groups are cut to two panels, and then to one: threads shouldn't go without, and panels one by one
+/// compute nearly as fast (`docs/adr/0034`).
+const FEW_TASKS: usize = 16;
+
+/// The tasks of a problem: requests x KV heads x pieces of row groups x ranges of keys, in that
 /// order.
+///
+/// A piece is a whole group of up to 256 rows, or 128 or 64 of them where there would be fewer than 16 tasks.
 ///
 /// It holds numbers only, is computed from shape and lengths, and serves every
 /// problem that has the same ones, from layer to layer.
@@ -26,7 +33,8 @@ use crate::tile::{GROUP_ROWS, PANEL_ROWS, Workspace};
 pub struct Plan {
     shape: Shape,
     tasks: usize,
-    /// Rows of the largest group.
+    /// Rows of the largest piece. Its panels cut all groups as they were cut: what has more was cut to these, and what has fewer
+    /// is one piece.
     rows: usize,
     /// A hash of the lengths, so that a plan for others is noticed.
     lengths: u64,
@@ -65,13 +73,35 @@ impl Cut {
         splits(self.span.len()).map(move |keys| start + keys.start..start + keys.end)
     }
 
-    /// Tasks of one KV head; the largest number if there are more than can be counted.
-    fn tasks(&self) -> usize {
-        self.groups.saturating_mul(self.splits().len())
+    /// Pieces of so many panels that a group but the last has.
+    const fn pieces_of_group(&self, panels: usize) -> usize {
+        self.group_rows.div_ceil(panels * PANEL_ROWS)
     }
 
-    /// The part of a problem that one task computes: of a request, KV head and row group, one range
-    /// of keys.
+    /// Tasks of one KV head; the largest number if there are more than can be counted.
+    fn tasks(&self, panels: usize) -> usize {
+        let others = self.groups.saturating_sub(1);
+        let last = (self.rows - others * self.group_rows).div_ceil(panels * PANEL_ROWS);
+        let pieces = others.saturating_mul(self.pieces_of_group(panels));
+        let pieces = pieces.saturating_add(last);
+        pieces.saturating_mul(self.splits().len())
+    }
+
+    /// The part of a problem that one task computes: of a request, KV head and piece of so many panels, one range of keys.
+    fn piece<'a>(
+        &self,
+        problem: &'a Problem<'a>,
+        [request, head, piece]: [usize; 3],
+        panels: usize,
+        split: usize,
+    ) -> Group<'a> {
+        let each = self.pieces_of_group(panels);
+        let group = self.group(problem, [request, head, piece / each], split);
+        let first = piece % each * panels;
+        group.narrow(first..first + panels)
+    }
+
+    /// All rows of a request, KV head and row group, and one range of keys.
     pub fn group<'a>(
         &self,
         problem: &'a Problem<'a>,
@@ -124,26 +154,6 @@ impl Plan {
             topk.and_then(|indices| indices.topk_length),
             extra.and_then(|indices| indices.topk_length),
         ];
-        let uniform = is_uniform(problem);
-        // The positions of a request are alike, and perhaps the requests are: not one by
-        // one then, as b may be huge where strides are 0.
-        let (mut tasks, mut rows) = (0_usize, 0);
-        for b in 0..if uniform { shape.b.min(1) } else { shape.b } {
-            let cut = Cut::of(problem, problem.unit(b, 0).0);
-            // Not the largest number itself, which may stand for more.
-            let left = usize::MAX - 1 - tasks;
-            in_range(Argument::HKv, shape.h_kv, 0, left / cut.tasks().max(1))?;
-            tasks += cut.tasks() * shape.h_kv;
-            rows = rows.max(cut.group_rows.min(cut.rows));
-        }
-        let alike = [
-            (Argument::B, if uniform { shape.b } else { 1 }),
-            (Argument::SQ, problem.sparse.map_or(1, |_| shape.s_q)),
-        ];
-        for (argument, count) in alike {
-            in_range(argument, count, 0, usize::MAX / tasks.max(1))?;
-            tasks *= count;
-        }
         let topk = [topk, extra].map(|indices| indices.map(|indices| indices.topk));
         let counts = [problem.window, topk[0], topk[1]];
         let mut lengths = counts.into_iter().fold(OFFSET_BASIS, |lengths, count| {
@@ -156,13 +166,57 @@ impl Plan {
                 |lengths, length| hash(lengths, u64::from(length.cast_unsigned())),
             );
         }
-        Ok(Self {
-            shape,
-            tasks,
-            // Room for a row where there is none, so that a length is never 0.
-            rows: rows.max(1),
-            lengths,
-        })
+        let mut panels = PANELS;
+        loop {
+            let (tasks, rows) = Self::cut(problem, panels)?;
+            if tasks >= FEW_TASKS || panels == 1 {
+                return Ok(Self {
+                    shape,
+                    tasks,
+                    // Room for a row where there is none, so that a length is never 0.
+                    rows: rows.max(1),
+                    lengths,
+                });
+            }
+            panels = panels.div_ceil(2);
+        }
+    }
+
+    /// How many tasks there are with pieces of so many panels, and how many rows the largest has.
+    fn cut(problem: &Problem<'_>, panels: usize) -> Result<(usize, usize), Error> {
+        let shape = problem.shape;
+        let uniform = is_uniform(problem);
+        // The positions of a request are alike, and perhaps the requests are: not one by
+        // one then, as b may be huge where strides are 0.
+        let (mut tasks, mut rows) = (0_usize, 0);
+        for b in 0..if uniform { shape.b.min(1) } else { shape.b } {
+            let cut = Cut::of(problem, problem.unit(b, 0).0);
+            // Not the largest number itself, which may stand for more.
+            let left = usize::MAX - 1 - tasks;
+            in_range(
+                Argument::HKv,
+                shape.h_kv,
+                0,
+                left / cut.tasks(panels).max(1),
+            )?;
+            tasks += cut.tasks(panels) * shape.h_kv;
+            let largest = cut.group_rows.min(panels * PANEL_ROWS);
+            rows = rows.max(largest.min(cut.rows));
+        }
+        let alike = [
+            (Argument::B, if uniform { shape.b } else { 1 }),
+            (Argument::SQ, problem.sparse.map_or(1, |_| shape.s_q)),
+        ];
+        for (argument, count) in alike {
+            in_range(argument, count, 0, usize::MAX / tasks.max(1))?;
+            tasks *= count;
+        }
+        Ok((tasks, rows))
+    }
+
+    /// Panels of a piece.
+    pub(crate) const fn panels(&self) -> usize {
+        self.rows.div_ceil(PANEL_ROWS)
     }
 
     /// How many tasks there are.
@@ -177,7 +231,7 @@ impl Plan {
         problem: &'a Problem<'a>,
         tasks: Range<usize>,
     ) -> impl Iterator<Item = Group<'a>> + use<'a> {
-        let heads = self.shape.h_kv;
+        let (heads, panels) = (self.shape.h_kv, self.panels());
         let (first, rest) = if tasks.is_empty() {
             (problem.units(), 0)
         } else {
@@ -186,10 +240,11 @@ impl Plan {
         let units = (first..problem.units()).flat_map(move |unit| {
             let cut = Cut::of(problem, unit);
             let from = if unit == first { rest } else { 0 };
-            (from..heads * cut.tasks()).map(move |task| {
-                let (head, rest) = (task / cut.tasks(), task % cut.tasks());
+            let each = cut.tasks(panels);
+            (from..heads * each).map(move |task| {
+                let (head, rest) = (task / each, task % each);
                 let splits = cut.splits().len();
-                cut.group(problem, [unit, head, rest / splits], rest % splits)
+                cut.piece(problem, [unit, head, rest / splits], panels, rest % splits)
             })
         });
         units.take(tasks.len())
@@ -200,7 +255,8 @@ impl Plan {
         let heads = self.shape.h_kv;
         // The positions of a request are alike, and perhaps the requests are.
         let positions = problem.sparse.map_or(1, |_| self.shape.s_q);
-        let each = |request| heads * Cut::of(problem, problem.unit(request, 0).0).tasks();
+        let each =
+            |request| heads * Cut::of(problem, problem.unit(request, 0).0).tasks(self.panels());
         let (mut request, mut rest) = (0, task);
         if is_uniform(problem) {
             let tasks = positions * each(0);
@@ -392,8 +448,21 @@ pub fn decode_group(
     Ok(())
 }
 
+/// All row groups in pieces of so many panels, in the order of tasks, and each with its request's cut.
+pub fn pieces<'p>(
+    problem: &'p Problem<'_>,
+    panels: usize,
+) -> impl Iterator<Item = (Cut, Group<'p>)> {
+    groups(problem).flat_map(move |(cut, at)| {
+        let group = cut.group(problem, at, 0);
+        (0..group.panels())
+            .step_by(panels)
+            .map(move |panel| (cut.clone(), group.narrow(panel..panel + panels)))
+    })
+}
+
 /// Every request, KV head and row group, in the order of tasks, and the request's cut.
-pub fn groups(problem: &Problem<'_>) -> impl Iterator<Item = (Cut, [usize; 3])> {
+fn groups(problem: &Problem<'_>) -> impl Iterator<Item = (Cut, [usize; 3])> {
     (0..problem.units()).flat_map(move |request| {
         let cut = Cut::of(problem, request);
         let count = problem.shape.h_kv * cut.groups;
@@ -525,8 +594,7 @@ pub fn combine(
     let (d_v, len) = (problem.shape.d_v, plan.partial_len());
     // Every backend adds to the same bits.
     let backend = Backend::detect();
-    for (cut, at) in groups(problem) {
-        let group = cut.group(problem, at, 0);
+    for (cut, group) in pieces(problem, plan.panels()) {
         let own = partials.split_off_mut(..cut.splits().len() * len);
         let own = own.unwrap_or_default();
         let mut lse = [0.0; GROUP_ROWS];

@@ -17,15 +17,14 @@ use crate::attend::Options;
 use crate::error::{Argument, Error};
 use crate::group::{Group, Partial};
 use crate::isa::Backend;
-use crate::plan::{Cut, Plan, combine, decode, decode_group, groups, run_group};
+use crate::plan::{Cut, Plan, combine, decode, decode_group, pieces, run_group};
 use crate::problem::{Output, Problem, in_range};
 use crate::results::{Write, together, write_lse};
 use crate::tile::{PANELS, Workspace};
 
 /// [`decode`](crate::decode) on the current rayon pool, with the same result to the
 /// bit: each workspace belongs to one thread at a time, and `partials` holds
-/// [`partial_len`](Plan::partial_len) numbers for each of the plan's tasks. (Where a value isn't finite, finite elements of
-/// O may differ by rounding.)
+/// [`partial_len`](Plan::partial_len) numbers for each of the plan's tasks.
 ///
 /// Where there are rows enough for all threads, each takes some of them with all their keys. Where there
 /// are not, they take the plan's tasks, and then panels of rows to put results together. Both need O to lie
@@ -52,8 +51,8 @@ pub fn decode_on_rayon<W: BorrowMut<Workspace> + Send>(
         return decode(problem, options, workspaces[0].borrow_mut(), output);
     }
     let mut lse = Vec::new();
-    if let Some(panels) = panels_at_once(problem, threads)
-        && let Some(pieces) = pieces(problem, panels, &mut output, &mut lse)
+    if let Some(panels) = panels_at_once(problem, plan, threads)
+        && let Some(pieces) = shares(problem, panels, &mut output, &mut lse)
     {
         each(workspaces, pieces.into_iter(), |workspace, piece| {
             let Piece { cut, group, write } = piece;
@@ -67,7 +66,7 @@ pub fn decode_on_rayon<W: BorrowMut<Workspace> + Send>(
     each(workspaces, tasks, |workspace, (group, partial)| {
         run_group(&group, false, options, workspace.borrow_mut(), partial)
     })?;
-    let Some(panels) = pieces(problem, 1, &mut output, &mut lse) else {
+    let Some(panels) = shares(problem, 1, &mut output, &mut lse) else {
         return combine(problem, plan, partials, output);
     };
     let panels = panels.into_iter().zip(parts(problem, plan, partials));
@@ -134,16 +133,16 @@ const CALL: u64 = 1 << 13;
 
 /// How many panels of a group a thread does at once, with all keys, if that ends before the plan's tasks
 /// would.
-fn panels_at_once(problem: &Problem<'_>, threads: usize) -> Option<usize> {
+fn panels_at_once(problem: &Problem<'_>, plan: &Plan, threads: usize) -> Option<usize> {
     let cost = |rows: usize, keys: usize| (rows as u64 + KEY) * keys as u64;
     let ends = [PANELS, PANELS.div_ceil(2), 1].map(|panels| {
-        let pieces = narrowed(problem, panels).map(|(cut, group)| {
+        let pieces = pieces(problem, panels).map(|(cut, group)| {
             let keys = cut.splits().map(|keys| keys.len()).sum();
             cost(group.rows.len(), keys)
         });
         (makespan(pieces, threads), panels)
     });
-    let tasks = narrowed(problem, PANELS).flat_map(|(cut, group)| {
+    let tasks = pieces(problem, plan.panels()).flat_map(|(cut, group)| {
         let rows = group.rows.len();
         let ranges = cut.splits();
         ranges.map(move |keys| cost(rows, keys.len()) + rows as u64 * RESULT)
@@ -175,13 +174,13 @@ struct Piece<'p, 'o> {
 
 /// All groups in pieces of so many panels, in the order of the output; `None` if O doesn't have it. The
 /// pieces share `lse`.
-fn pieces<'p, 'o>(
+fn shares<'p, 'o>(
     problem: &'p Problem<'_>,
     panels: usize,
     output: &'o mut Output<'_>,
     lse: &'o mut Vec<f32>,
 ) -> Option<Vec<Piece<'p, 'o>>> {
-    let groups: Vec<_> = narrowed(problem, panels).collect();
+    let groups: Vec<_> = pieces(problem, panels).collect();
     lse.resize(groups.iter().map(|(_, group)| group.rows.len()).sum(), 0.0);
     let (strides, format) = (output.o_strides, output.lse_format);
     let (mut o, mut lse, mut end) = (output.o.reborrow(), lse.as_mut_slice(), 0);
@@ -210,19 +209,9 @@ fn pieces<'p, 'o>(
     Some(pieces)
 }
 
-/// All groups in pieces of so many panels.
-fn narrowed<'p>(problem: &'p Problem<'_>, panels: usize) -> impl Iterator<Item = (Cut, Group<'p>)> {
-    groups(problem).flat_map(move |(cut, at)| {
-        let group = cut.group(problem, at, 0);
-        (0..group.panels())
-            .step_by(panels)
-            .map(move |panel| (cut.clone(), group.narrow(panel..panel + panels)))
-    })
-}
-
-/// Writes lse of all [`pieces`].
+/// Writes lse of all [`shares`].
 fn write_all_lse(problem: &Problem<'_>, panels: usize, mut lse: &[f32], output: &mut Output<'_>) {
-    for (_, group) in narrowed(problem, panels) {
+    for (_, group) in pieces(problem, panels) {
         let own;
         (own, lse) = lse.split_at(group.rows.len());
         write_lse(&group, own, output);
@@ -237,13 +226,12 @@ fn parts<'o>(
 ) -> impl Iterator<Item = Vec<Partial<'o>>> {
     let d_v = problem.shape.d_v;
     let mut partials = partials.chunks_mut(plan.partial_len());
-    groups(problem).flat_map(move |(cut, at)| {
+    pieces(problem, plan.panels()).flat_map(move |(cut, group)| {
         let own = partials.by_ref().take(cut.splits().len());
         let mut own: Vec<_> = own
             .map(|memory| Partial::view(memory, d_v).panels())
             .collect();
-        let panels = cut.group(problem, at, 0).panels();
-        (0..panels).map(move |_| own.iter_mut().filter_map(Iterator::next).collect())
+        (0..group.panels()).map(move |_| own.iter_mut().filter_map(Iterator::next).collect())
     })
 }
 
@@ -289,7 +277,7 @@ mod tests {
                     ..Output::dense(problem.shape, Elements::F32(&mut o), &mut lse)
                 };
                 let mut lse = Vec::new();
-                let pieces = pieces(problem, panels, &mut output, &mut lse)?;
+                let pieces = shares(problem, panels, &mut output, &mut lse)?;
                 let shared = |piece: &Piece<'_, '_>| (piece.write.from, piece.write.lse.len());
                 Some(pieces.iter().map(shared).collect::<Vec<_>>())
             })
@@ -309,7 +297,7 @@ mod tests {
     fn threads_take_rows_if_there_are_enough() {
         let panels = |b, s_k, h_q, threads| {
             ask(shape(b, s_k, h_q), |problem| {
-                panels_at_once(problem, threads)
+                panels_at_once(problem, &Plan::new(problem).unwrap(), threads)
             })
         };
         let rows = 2 * PANEL_ROWS;

@@ -194,9 +194,9 @@ impl FusedIterator for Preload {}
 /// number of threads: few enough that putting them together doesn't show, enough to share a long request.
 pub fn splits(keys: usize) -> impl ExactSizeIterator<Item = Range<usize>> + Clone {
     let splits: u16 = match keys {
-        0..1024 => 1,
-        1024..4096 => 2,
-        4096..16384 => 4,
+        0..2048 => 1,
+        2048..8192 => 2,
+        8192..16384 => 4,
         16384..65536 => 8,
         _ => 16,
     };

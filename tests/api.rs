@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use amla::tile::GROUP_ROWS;
+use amla::tile::{GROUP_ROWS, PANEL_ROWS, PANELS};
 use amla::{
     Argument, Backend, BackendId, Data, Elements, Error, Lse, Options, Output, Plan, Precision,
     Problem, Rescale, SUPPORTED_DIMS, Shape, TailMask, Tensor, Workspace, combine, decode,
@@ -30,6 +30,7 @@ suites![
     bf16_is_f32_rounded,
     tasks_in_any_order,
     few_rows_beside_many,
+    panels_alone_and_together,
     neighbours_do_not_matter,
     what_lies_behind_a_task_does_not_matter,
     how_many_heads_there_are_does_not_matter,
@@ -766,7 +767,7 @@ fn plans_survive_as_numbers() {
 #[test]
 fn neighbouring_tasks_are_tasks() {
     let mut case = Case::new(3, 2, 2600, 3, SMALL);
-    case.lens = Some(vec![2600, 0, 1500]);
+    case.lens = Some(vec![2600, 0, 2300]);
     let (problem, options) = (case.problem(), Options::default());
     let plan = Plan::new(&problem).unwrap();
     let (tasks, len) = (plan.tasks(), plan.partial_len());
@@ -1539,10 +1540,10 @@ fn in_order(problem: &Problem, options: &Options, order: &[usize], threads: usiz
 
 /// A partial result has room for the largest group, and a request's last may have 2 rows.
 fn few_rows_beside_many(backend: Backend) {
-    // 2 and 6 beyond three groups of 256.
+    // 2 and 6 beyond three groups of 256. Four requests of four groups are tasks enough for none to be cut.
     for (dims, s_q, heads) in [(SMALL, 10, 77), (MEDIUM, 10, 77), (MEDIUM, 9, 86)] {
         for bad in [None, Some(bf16::INFINITY), Some(bf16::NAN)] {
-            let mut case = Case::new(1, s_q, 40, heads, dims);
+            let mut case = Case::new(4, s_q, 40, heads, dims);
             if let Some(bad) = bad {
                 case.value_in_key(0, 20)[3] = bad;
             }
@@ -1554,9 +1555,37 @@ fn few_rows_beside_many(backend: Backend) {
     }
 }
 
+/// Panels that are tasks of their own, in pieces of two and three, and whole groups on one thread.
+fn panels_alone_and_together(backend: Backend) {
+    // Requests, heads, panels of the largest piece.
+    for (dims, b, heads, panels) in [
+        ((576, 512), 1, 128, 1),
+        (SMALL, 1, 100, 1),
+        (SMALL, 1, 200, 1),
+        (SMALL, 4, 384, 2),
+        (SMALL, 16, 130, 3),
+    ] {
+        for bad in [None, Some(bf16::INFINITY), Some(bf16::NAN)] {
+            let mut case = Case::new(b, 1, 300 / b, heads, dims);
+            if let Some(bad) = bad {
+                case.value_in_key(0, 10)[3] = bad;
+            }
+            for options in modes(backend) {
+                let problem = case.problem();
+                let rows = Plan::new(&problem).unwrap().partial_len() / (dims.1 + 2);
+                assert_eq!(rows, panels.min(PANELS) * PANEL_ROWS);
+                assert!(
+                    decoded(&problem, &options) == combined(&problem, &options),
+                    "{heads} heads, {bad:?}, {options:?}"
+                );
+            }
+        }
+    }
+}
+
 /// One that is run alone doesn't see the next one's keys, one that is run before it does.
 fn what_lies_behind_a_task_does_not_matter(backend: Backend) {
-    const KEYS: usize = 1152;
+    const KEYS: usize = 2304;
     let first = schedule::splits(KEYS).nth(1).unwrap().start;
     // The next task's first key: it is hidden, or its score is minus infinity.
     let mut words = vec![u64::MAX; (KEYS - first).div_ceil(64)];
@@ -1583,6 +1612,55 @@ fn what_lies_behind_a_task_does_not_matter(backend: Backend) {
     }
 }
 
+/// Where whole groups would be fewer than 16 tasks, halves or quarters of them are.
+#[test]
+fn few_tasks_are_cut_finer() {
+    let tasks = |b, s_q, s_k, h_q| {
+        let (q, kv) = (vec![bf16::ZERO; 64], vec![bf16::ZERO; 64]);
+        let mut problem = Problem::dense(
+            Shape {
+                b,
+                s_q,
+                s_k,
+                h_q,
+                h_kv: 1,
+                d_qk: 64,
+                d_v: 64,
+            },
+            &q,
+            &kv,
+            1.0,
+        );
+        (problem.q.strides, problem.kv.strides) = ([0; 3], [0; 3]);
+        let plan = Plan::new(&problem).unwrap();
+        assert_eq!(Plan::from_words(plan.to_words()), Some(plan));
+        // No result takes more room than its rows.
+        let rows = plan.partial_len() / (64 + 2);
+        assert!(rows.is_multiple_of(PANEL_ROWS) && rows <= GROUP_ROWS);
+        (plan.tasks(), rows / PANEL_ROWS)
+    };
+    let rows = |panels: usize| panels * PANEL_ROWS;
+    if PANELS < 4 {
+        // A group is a panel.
+        assert_eq!(tasks(1, 1, 4096, rows(4)), (8, 1));
+        return;
+    }
+    // Two ranges of keys.
+    assert_eq!(tasks(1, 1, 4096, rows(2)), (4, 1));
+    assert_eq!(tasks(1, 2, 4096, rows(2)), (8, 1));
+    assert_eq!(tasks(4, 1, 4096, rows(2)), (16, 1));
+    assert_eq!(tasks(4, 2, 4096, rows(2)), (16, 2));
+    assert_eq!(tasks(8, 2, 4096, rows(2)), (16, 4));
+    assert_eq!(tasks(8, 1, 4096, rows(2)), (16, 2));
+    // Rows of the last panel; groups of four panels, of three and of less than one.
+    assert_eq!(tasks(1, 1, 100, rows(2) + 1), (3, 1));
+    assert_eq!(tasks(1, 1, 100, rows(4)), (4, 1));
+    assert_eq!(tasks(4, 1, 100, rows(6)), (16, 2));
+    assert_eq!(tasks(8, 1, 100, rows(6) - 1), (16, 3));
+    assert_eq!(tasks(1, 1, 100, 1), (1, 1));
+    assert_eq!(tasks(16, 1, 100, 1), (16, 1));
+}
+
 fn tasks_in_any_order(backend: Backend) {
     let one_cache = |b, s_q, s_k, h_q| {
         let mut case = Case::new(1, s_q, s_k, h_q, (64, 64));
@@ -1594,10 +1672,10 @@ fn tasks_in_any_order(backend: Backend) {
     let mut cases = Vec::new();
     // Splits of one request.
     for (s_k, splits) in [
-        (1023, 1),
-        (1024, 2),
-        (4095, 2),
-        (4096, 4),
+        (2047, 1),
+        (2048, 2),
+        (8191, 2),
+        (8192, 4),
         (16_383, 4),
         (16_384, 8),
     ] {
@@ -1605,12 +1683,12 @@ fn tasks_in_any_order(backend: Backend) {
     }
     // A ragged batch, where each request has its own.
     let mut ragged = one_cache(7, 2, 17_001, 2);
-    ragged.lens = Some(vec![0, 1, 1023, 1024, 5000, 17_001, 33]);
-    cases.push((ragged, 1 + 1 + 1 + 2 + 4 + 8 + 1));
+    ragged.lens = Some(vec![0, 1, 2047, 2048, 5000, 17_001, 33]);
+    cases.push((ragged, 1 + 1 + 1 + 2 + 2 + 8 + 1));
     // Several row groups.
-    let mut groups = one_cache(2, 3, 1100, 129);
-    groups.lens = Some(vec![1100, 40]);
-    cases.push((groups, (3_usize * 129).div_ceil(GROUP_ROWS) * (2 + 1)));
+    let mut groups = one_cache(2, 3, 2100, 129);
+    groups.lens = Some(vec![2100, 40]);
+    cases.push((groups, (3_usize * 129).div_ceil(PANEL_ROWS) * (2 + 1)));
     for (i, (case, tasks)) in cases.iter().enumerate() {
         let mut problem = case.problem();
         problem.kv.strides[0] = 0;
@@ -1698,7 +1776,7 @@ fn how_many_heads_there_are_does_not_matter(backend: Backend) {
 
 fn neighbours_do_not_matter(backend: Backend) {
     let mut case = Case::new(5, 2, 4200, 3, SMALL).separate_v();
-    case.lens = Some(vec![4200, 1, 0, 1100, 200]);
+    case.lens = Some(vec![4200, 1, 0, 2100, 200]);
     case.causal = true;
     // One of them is all NaN.
     for k in 0..200 {
@@ -1750,8 +1828,8 @@ fn used_memory_does_not_matter(backend: Backend) {
     other.kv.fill(bf16::INFINITY);
     let cases = [
         {
-            let mut case = Case::new(2, 2, 1100, 9, SMALL);
-            case.lens = Some(vec![1100, 0]);
+            let mut case = Case::new(2, 2, 2100, 9, SMALL);
+            case.lens = Some(vec![2100, 0]);
             case
         },
         // Odd and short blocks, panels that aren't full.

@@ -27,8 +27,8 @@ const TINY: (usize, usize) = (64, 64);
 
 const PAGE_SIZES: [usize; 7] = [1, 2, 16, 53, 64, 128, 576];
 /// Around a block, and more than a split.
-const LENS: [usize; 6] = [0, 1, 191, 192, 193, 1030];
-const WINDOWS: [usize; 6] = [1, 2, 100, 192, 193, 1000];
+const LENS: [usize; 6] = [0, 1, 191, 192, 193, 2060];
+const WINDOWS: [usize; 6] = [1, 2, 100, 192, 193, 2050];
 
 suites![
     layouts_hold_the_same,
@@ -99,7 +99,7 @@ fn layouts_hold_the_same(backend: Backend) {
 fn kv_heads_are_problems_of_their_own(backend: Backend) {
     for h_kv in [2, 3, 8] {
         for group in [1, 3, 20].into_iter().filter(|g| h_kv * g <= 60) {
-            let requests = [(2, 200), (1, 0), (1, if group == 3 { 1030 } else { 300 })];
+            let requests = [(2, 200), (1, 0), (1, if group == 3 { 2060 } else { 300 })];
             let heads = [h_kv * group, h_kv];
             let latent = [MLA, SMALL].map(|dims| Host::new(heads, dims, &requests));
             let apart = [MHA, SMALL, TINY].map(|dims| Host::new(heads, dims, &requests));
@@ -125,7 +125,7 @@ fn requests_stay_alone(backend: Backend) {
         (2, 300),
         (0, 20),
         (1, 193),
-        (2, 1030),
+        (2, 2060),
         (3, 0),
         (1, 1),
         (0, 0),
@@ -168,7 +168,7 @@ fn wide_windows_show_everything(backend: Backend) {
         let host = Host::new([5, 1], SMALL, &LENS.map(|len| (3, len))).causal(causal);
         for options in modes(backend) {
             let want = host.run(PLAIN, &options);
-            for window in [1030, 1031, usize::MAX] {
+            for window in [2060, 2061, usize::MAX] {
                 let got = host.clone().window(window).run(paged(16), &options);
                 same(&got, &want, &(window, causal, options));
             }
@@ -180,7 +180,7 @@ fn windows_are_the_last_keys(backend: Backend) {
     let lens = [0, 1, 2, 99, 100, 192, 193, 194, 1001, 2500];
     for (heads, dims) in [([3, 1], SMALL), ([20, 1], MLA)] {
         let host = Host::new(heads, dims, &lens.map(|len| (1, len)));
-        for (i, window) in WINDOWS.into_iter().chain([1030]).enumerate() {
+        for (i, window) in WINDOWS.into_iter().chain([2060]).enumerate() {
             let options = modes(backend)[i % 4];
             let last = host.keys(|len, k| k + window >= len);
             let want = last.run(PLAIN, &options);
@@ -207,8 +207,8 @@ fn sinks_of_nothing(backend: Backend) {
 
 /// All options at once; two KV heads, and two splits within the first request's window.
 fn everything() -> (Host, Layout) {
-    let requests = [(3, 1500), (0, 10), (1, 0), (2, 193), (2, 3)];
-    let host = Host::new([6, 2], MHA, &requests).separate_v().window(1100);
+    let requests = [(3, 3000), (0, 10), (1, 0), (2, 193), (2, 3)];
+    let host = Host::new([6, 2], MHA, &requests).separate_v().window(2200);
     let layout = Layout {
         keys: Keys::Paged(16),
         spare: 2,
@@ -269,7 +269,7 @@ fn formats_of_outputs(backend: Backend) {
 // -------------------------------------------------------------------------------------------------
 
 fn tree_masks(backend: Backend) {
-    let requests = [(4, 0), (4, 1), (3, 50), (4, 193), (2, 1030)];
+    let requests = [(4, 0), (4, 1), (3, 50), (4, 193), (2, 2060)];
     for tail in [1, 2, 63, 64, 65, 128, 130] {
         let host = Host::new([3, 1], SMALL, &requests).tree(tail, tail as u64);
         host.check(backend, paged(64));
@@ -281,7 +281,7 @@ fn tree_masks(backend: Backend) {
 }
 
 fn windows(backend: Backend) {
-    let requests = [(3, 0), (3, 2), (2, 193), (3, 1030)];
+    let requests = [(3, 0), (3, 2), (2, 193), (3, 2060)];
     for causal in [false, true] {
         for window in WINDOWS {
             let host = Host::new([3, 1], SMALL, &requests).causal(causal);
@@ -306,7 +306,7 @@ fn sinks(backend: Backend) {
         40.0,
         f32::INFINITY,
     ];
-    let requests = [(2, 0), (1, 1), (2, 193), (1, 1030)];
+    let requests = [(2, 0), (1, 1), (2, 193), (1, 2060)];
     for dims in [SMALL, MLA] {
         let host = Host::new([7, 1], dims, &requests).causal(true);
         host.sink(|h| sinks[h]).check(backend, paged(53));
@@ -317,7 +317,7 @@ fn sinks(backend: Backend) {
 
 /// Every score is -inf: what sink there is has all the weight.
 fn sinks_without_rivals(backend: Backend) {
-    let mut host = Host::new([20, 1], SMALL, &[(1, 10), (2, 1100)]).separate_v();
+    let mut host = Host::new([20, 1], SMALL, &[(1, 10), (2, 2100)]).separate_v();
     for r in 0..2 {
         host.queries(r).fill(bf16::ONE);
         for k in 0..host.requests[r].len {
@@ -382,7 +382,7 @@ fn rows_that_see_nothing(backend: Backend) {
 }
 
 fn hidden_keys_stay_hidden(backend: Backend) {
-    let requests = [(2, 10), (3, 193), (2, 1030)];
+    let requests = [(2, 10), (3, 193), (2, 2060)];
     for heads in [[3, 1], [20, 2]] {
         let plain = Host::new(heads, SMALL, &requests).separate_v();
         let recent = plain.clone().window(100);
@@ -430,7 +430,7 @@ struct Recipe {
 }
 
 fn recipe() -> impl Strategy<Value = Recipe> {
-    let len = prop_oneof![8 => 0..=260_usize, 1 => 1000..=1100_usize];
+    let len = prop_oneof![8 => 0..=260_usize, 1 => 2000..=2100_usize];
     let requests = proptest::collection::vec((0..=4_usize, len), 0..=3);
     let heads = (1..=3_usize, 1..=6_usize).prop_map(|(h_kv, group)| [h_kv * group, h_kv]);
     let small = prop_oneof![Just(TINY), Just(SMALL), Just(MHA)];

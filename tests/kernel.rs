@@ -102,7 +102,7 @@ fn query_positions(backend: Backend) {
 }
 
 fn more_rows_than_a_group(backend: Backend) {
-    let mut case = Case::new(1, 3, 1100, 129, SMALL);
+    let mut case = Case::new(1, 3, 2100, 129, SMALL);
     case.causal = true;
     case.check(backend);
 }
@@ -113,8 +113,8 @@ fn separate_values(backend: Backend) {
 }
 
 fn ragged_batch(backend: Backend) {
-    let mut case = Case::new(6, 1, 1500, 9, SMALL);
-    case.lens = Some(vec![0, 1, 1500, 192, 193, 1024]);
+    let mut case = Case::new(6, 1, 2300, 9, SMALL);
+    case.lens = Some(vec![0, 1, 2300, 192, 193, 2048]);
     case.check(backend);
 }
 
@@ -319,13 +319,13 @@ fn ties_with_hidden_keys(backend: Backend) {
 
 fn rows_that_see_nothing_of_a_split(backend: Backend) {
     // Causal: the first rows end before the second split begins.
-    let mut case = Case::new(1, 700, 1100, 1, (64, 64));
-    assert!(splits(1100).nth(1).unwrap().start > 1100 - 700 + 1);
+    let mut case = Case::new(1, 1050, 2100, 1, (64, 64));
+    assert!(splits(2100).nth(1).unwrap().start > 2100 - 1050 + 1);
     case.causal = true;
     case.check(backend);
     // Scores of -inf all through the first split, or the second.
-    for keys in [0..640, 500..1100] {
-        let mut case = Case::new(1, 1, 1100, 3, SMALL).separate_v();
+    for keys in [0..1100, 1000..2100] {
+        let mut case = Case::new(1, 1, 2100, 3, SMALL).separate_v();
         case.q.chunks_mut(128).for_each(|row| row[3] = bf16::ONE);
         for k in keys {
             case.key(0, k)[3] = bf16::NEG_INFINITY;
@@ -384,15 +384,15 @@ fn sinks_where_scores_are_minus_infinity(backend: Backend) {
 
 fn masked_by_the_smallest_number(backend: Backend) {
     // Hosts mask with the smallest finite number, which leaves FP32 when scaled.
-    for keys in [0..200, 300..600, 0..640, 900..1100] {
-        let mut case = Case::new(1, 2, 1100, 3, SMALL).separate_v();
+    for keys in [0..200, 300..600, 0..1100, 1900..2100] {
+        let mut case = Case::new(1, 2, 2100, 3, SMALL).separate_v();
         case.scale = 1.0;
         for row in case.q.chunks_mut(128) {
             row.iter_mut()
                 .for_each(|x| *x = bf16::from_f32(x.to_f32() / 8.0));
             row[3] = bf16::ONE;
         }
-        for k in 0..1100 {
+        for k in 0..2100 {
             let masked = keys.contains(&k);
             case.key(0, k)[3] = if masked { bf16::MIN } else { bf16::ZERO };
         }
@@ -588,7 +588,7 @@ fn frobenius_errors(backend: Backend) {
     let cases = [
         Case::new(1, 1, 300, 1, MLA),
         Case::new(1, 1, 700, 70, MLA),
-        Case::new(2, 2, 1500, 5, SMALL),
+        Case::new(2, 2, 2100, 5, SMALL),
         Case::new(1, 1, 193, 64, SMALL).separate_v(),
     ];
     let golden = cases.each_ref().map(|case| case.golden().0);

@@ -16,15 +16,19 @@ fn ragged() -> Case {
     case
 }
 
-/// Ragged requests, rows enough for three threads (the last of them few, one not finite), and too few for two.
+/// Ragged requests, rows enough for three threads (the last of them few, one not finite; a value that isn't), and too few for two.
 #[test]
 fn any_number_of_threads() {
-    let mut rows = Case::new(1, 2, 1100, 70, (64, 64));
+    let mut rows = Case::new(1, 2, 2100, 70, (64, 64));
     rows.causal = true;
     let keys = Case::new(1, 1, 9000, 5, (64, 64));
     let mut spoiled = Case::new(1, 1, 600, 70, (576, 512));
     spoiled.q_row(0, 0, 64)[100] = bf16::NAN;
-    let cases = [ragged(), rows, keys, spoiled];
+    let mut values = Case::new(1, 1, 300, 130, (576, 512));
+    values.value_in_key(0, 20)[3] = bf16::INFINITY;
+    // Sixteen ranges, which threads take with all panels.
+    let long = Case::new(1, 1, 65_536, 66, (64, 64));
+    let cases = [ragged(), rows, keys, spoiled, values, long];
     for (case, backend) in cases
         .iter()
         .flat_map(|case| backends().map(move |b| (case, b)))
@@ -67,7 +71,7 @@ fn any_number_of_threads() {
 fn outputs_of_any_order_and_format() {
     let pool = ThreadPoolBuilder::new().num_threads(2).build().unwrap();
     let (b, s_q, h_q, d_v) = (2, 2, 34, 64);
-    for (h_kv, s_k) in [(1, 1030), (2, 200), (1, 0)] {
+    for (h_kv, s_k) in [(1, 2060), (2, 200), (1, 0)] {
         let mut case = Case::new(b, s_q, s_k, h_q, (64, d_v));
         case.shape.h_kv = h_kv;
         case.kv = normal(3, 1.0, b * s_k * h_kv * 64);

@@ -209,8 +209,8 @@ fn no_number_of_items_overflows() {
 #[test]
 fn splits_hold_every_key_once() {
     for keys in (0..3000).chain([
-        4095,
-        4096,
+        8191,
+        8192,
         16383,
         16384,
         65535,
@@ -229,15 +229,15 @@ fn splits_hold_every_key_once() {
 }
 
 /// As many as there are in the documentation's words: enough to share a long request, and few
-/// enough that none of up to 64 Ki keys is cut into ranges of fewer than 512.
+/// enough that ranges have 1024 keys and more: up to 31 fewer for each of them the last.
 #[test]
 fn longer_requests_have_more_splits() {
     let counts = [
         (0, 1),
-        (1023, 1),
-        (1024, 2),
-        (4095, 2),
-        (4096, 4),
+        (2047, 1),
+        (2048, 2),
+        (8191, 2),
+        (8192, 4),
         (16383, 4),
         (16384, 8),
         (65535, 8),
@@ -247,9 +247,11 @@ fn longer_requests_have_more_splits() {
     for (keys, count) in counts {
         assert_eq!(splits(keys).len(), count, "{keys}");
     }
-    for keys in 1024..=1 << 16 {
-        let first = splits(keys).next().unwrap_or_default();
-        assert!((512..=8192).contains(&first.len()), "{keys}");
+    for keys in 2048..=1 << 16 {
+        let (count, mut lens) = (splits(keys).len(), splits(keys).map(|range| range.len()));
+        let first = lens.next().unwrap_or_default();
+        assert!((1024..=8192).contains(&first), "{keys}");
+        assert!(lens.all(|len| len >= 1024 - 31 * count), "{keys}");
     }
 }
 

@@ -64,7 +64,7 @@ fn layouts_masks_and_sinks() {
 /// Two ranges of keys, put together.
 #[test]
 fn tasks() {
-    let host = Host::new([1, 1], TINY, &[(1, 1024), (1, 2)]);
+    let host = Host::new([1, 1], TINY, &[(1, 2048), (1, 2)]);
     let laid = host.laid(PLAIN);
     let problem = laid.problem();
     let plan = Plan::new(&problem).unwrap();

@@ -301,7 +301,7 @@ fn in_fp8(chosen: &Chosen, options: &Options) {
 
 /// All keys, in their order, are dense attention, bit for bit.
 fn all_keys_in_order(backend: Backend) {
-    for (h_q, s_k) in [(1, 193), (7, 1030), (64, 500), (70, 0)] {
+    for (h_q, s_k) in [(1, 193), (7, 2060), (64, 500), (70, 0)] {
         let case = Case::new(2, 1, s_k, h_q, (576, 512));
         let indices: Vec<i32> = (0..i32::try_from(s_k).unwrap()).collect();
         let sparse = Problem {
@@ -408,7 +408,7 @@ fn point() -> Point {
         h_q: 65,
         dims: (128, 128),
         page_size: 7,
-        topk: 1100,
+        topk: 2100,
         extra_topk: 300,
         invalid: 200,
         lengths: true,
@@ -516,7 +516,7 @@ fn refusals() {
     }
     let sparse = |change: &dyn Fn(&mut Sparse)| with(&|p| change(p.sparse.as_mut().unwrap()));
     let short = sparse(&|s| s.indices.indices = &s.indices.indices[1..]);
-    let (len, needed) = (4 * 1100 - 1, 4 * 1100);
+    let (len, needed) = (4 * 2100 - 1, 4 * 2100);
     let argument = Argument::Indices;
     assert_eq!(
         short,
@@ -527,8 +527,8 @@ fn refusals() {
         }
     );
     assert_eq!(
-        sparse(&|s| s.indices.topk_length = Some(&[0, 1101])).to_string(),
-        "topk_length[1] is 1101, not in 0..=1100"
+        sparse(&|s| s.indices.topk_length = Some(&[0, 2101])).to_string(),
+        "topk_length[1] is 2101, not in 0..=2100"
     );
     assert_eq!(
         sparse(&|s| s.extra.as_mut().unwrap().indices.topk_length = Some(&[-1, 0])).to_string(),

@@ -62,7 +62,7 @@ fn one<T: Copy>(rng: &mut ChaCha8Rng, of: &[T]) -> T {
 fn keys(rng: &mut ChaCha8Rng) -> usize {
     match rng.random_range(0..4) {
         0 => one(rng, &[0, 1, 2, 191, 192, 193, 383, 385]),
-        1 => rng.random_range(1000..1400),
+        1 => rng.random_range(2000..2400),
         2 => rng.random_range(0..64),
         _ => rng.random_range(0..700),
     }

@@ -73,7 +73,7 @@ pub fn kind(data: &[u8]) -> Option<String> {
         );
         add(problem.sink.is_some(), "sink");
         add(call.special, "special");
-        add(problem.shape.s_k >= 1024, "long");
+        add(problem.shape.s_k >= 2048, "long");
         kind = Some(words.join("-"));
     });
     kind
@@ -201,7 +201,7 @@ fn heads(draw: &mut Draw, format: Format) -> [usize; 2] {
 fn keys(draw: &mut Draw, most: usize) -> usize {
     const EDGES: [usize; 24] = [
         0, 1, 2, 3, 31, 32, 33, 63, 95, 96, 97, 191, 192, 193, 194, 287, 288, 289, 383, 384, 385,
-        577, 1024, 1057,
+        577, 2048, 2113,
     ];
     match draw.once_in(2) {
         true => draw.one_of(&EDGES),

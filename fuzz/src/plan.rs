@@ -144,7 +144,7 @@ impl Sizes {
             match draw.u8() {
                 0..=99 => draw.among(0..=260),
                 100..=199 => {
-                    draw.one_of(&[0, 1, 191, 192, 193, 1023, 1024, 1025, 2048, 4095, 4096])
+                    draw.one_of(&[0, 1, 191, 192, 193, 2047, 2048, 2049, 4096, 8191, 8192])
                 }
                 200..=230 => draw.one_of(&[16_383, 16_384, 65_535, 65_536]),
                 _ => draw.among(0..=70_000),
@@ -311,8 +311,16 @@ fn check(o: &[f32], lse: f32, sums: &[u64], count: u64, context: &str) {
     }
 }
 
-/// How many there must be: requests x KV heads x groups of up to 256 rows x ranges of keys.
+/// How many there must be: requests x KV heads x groups of up to 256 rows x ranges of keys, or with halves or quarters of groups
+/// where that would be fewer than 16.
 fn tasks(sizes: &Sizes) -> usize {
+    let counts = [256, 128, 64].map(|rows| tasks_of(sizes, rows));
+    let enough = counts.into_iter().find(|&count| count >= 16);
+    enough.unwrap_or(counts[2])
+}
+
+/// The same with pieces of so many rows.
+fn tasks_of(sizes: &Sizes, piece: usize) -> usize {
     let [h_q, h_kv] = sizes.heads;
     let requests = sizes.queries.iter().zip(&sizes.keys);
     let tasks = requests.map(|(&n, &len)| {
@@ -321,7 +329,13 @@ fn tasks(sizes: &Sizes) -> usize {
             Some(window) => (len + 1).saturating_sub(n).saturating_sub(window).min(len),
             None => 0,
         };
-        h_kv * (n * h_q / h_kv).div_ceil(256) * splits(len - first).len()
+        let rows = n * h_q / h_kv;
+        let groups = rows.div_ceil(256).max(1);
+        // Whole panels of 64, as even as can be, and what is left.
+        let each = rows.div_ceil(64 * groups) * 64;
+        let last = rows - (groups - 1) * each;
+        let pieces = (groups - 1) * each.div_ceil(piece) + last.div_ceil(piece);
+        h_kv * pieces * splits(len - first).len()
     });
     tasks.sum()
 }

@@ -189,7 +189,7 @@ fn c_computes_what_rust_computes() {
     for compiler in ["gcc", "clang"] {
         if tool(compiler) {
             let program = c(compiler, "tests/c/suite.c").built();
-            cases(1030, true).compare(&scratch("cases"), |cases, results| {
+            cases(2060, true).compare(&scratch("cases"), |cases, results| {
                 run(std::process::Command::new(&program).arg(cases).arg(results));
             });
         }
