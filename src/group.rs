@@ -36,16 +36,6 @@ impl<'a> Group<'a> {
         (self.request, self.head, &self.rows) == (other.request, other.head, &other.rows)
     }
 
-    /// Some panels of it alone.
-    pub fn narrow(&self, panels: Range<usize>) -> Self {
-        let [start, end] = [panels.start, panels.end]
-            .map(|panel| self.rows.end.min(self.rows.start + panel * PANEL_ROWS));
-        Self {
-            rows: start..end,
-            ..self.clone()
-        }
-    }
-
     /// Panels the rows fill.
     pub fn panels(&self) -> usize {
         self.rows.len().div_ceil(PANEL_ROWS)

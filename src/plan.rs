@@ -78,13 +78,16 @@ impl Cut {
         self.group_rows.div_ceil(panels * PANEL_ROWS)
     }
 
+    /// All pieces of so many panels.
+    const fn pieces(&self, panels: usize) -> usize {
+        let others = self.groups.saturating_sub(1);
+        let last = self.rows - others * self.group_rows;
+        others * self.pieces_of_group(panels) + last.div_ceil(panels * PANEL_ROWS)
+    }
+
     /// Tasks of one KV head; the largest number if there are more than can be counted.
     fn tasks(&self, panels: usize) -> usize {
-        let others = self.groups.saturating_sub(1);
-        let last = (self.rows - others * self.group_rows).div_ceil(panels * PANEL_ROWS);
-        let pieces = others.saturating_mul(self.pieces_of_group(panels));
-        let pieces = pieces.saturating_add(last);
-        pieces.saturating_mul(self.splits().len())
+        self.pieces(panels).saturating_mul(self.splits().len())
     }
 
     /// The part of a problem that one task computes: of a request, KV head and piece of so many panels, one range of keys.
@@ -96,29 +99,18 @@ impl Cut {
         split: usize,
     ) -> Group<'a> {
         let each = self.pieces_of_group(panels);
-        let group = self.group(problem, [request, head, piece / each], split);
-        let first = piece % each * panels;
-        group.narrow(first..first + panels)
-    }
-
-    /// All rows of a request, KV head and row group, and one range of keys.
-    pub fn group<'a>(
-        &self,
-        problem: &'a Problem<'a>,
-        [request, head, group]: [usize; 3],
-        split: usize,
-    ) -> Group<'a> {
-        let start = group * self.group_rows;
+        let first = piece / each * self.group_rows;
+        let end = self.rows.min(first + self.group_rows);
+        let start = first + piece % each * panels * PANEL_ROWS;
         let keys = self.splits().nth(split).unwrap_or(0..0);
-        let rows = start..(start + self.group_rows).min(self.rows);
         Group {
             problem,
             request,
             head,
-            planned_rows: rows.len(),
-            rows,
+            rows: start..end.min(start + panels * PANEL_ROWS),
             reach: keys.end,
             keys,
+            planned_rows: end - first,
         }
     }
 }
@@ -193,13 +185,9 @@ impl Plan {
             let cut = Cut::of(problem, problem.unit(b, 0).0);
             // Not the largest number itself, which may stand for more.
             let left = usize::MAX - 1 - tasks;
-            in_range(
-                Argument::HKv,
-                shape.h_kv,
-                0,
-                left / cut.tasks(panels).max(1),
-            )?;
-            tasks += cut.tasks(panels) * shape.h_kv;
+            let each = cut.tasks(panels);
+            in_range(Argument::HKv, shape.h_kv, 0, left / each.max(1))?;
+            tasks += each * shape.h_kv;
             let largest = cut.group_rows.min(panels * PANEL_ROWS);
             rows = rows.max(largest.min(cut.rows));
         }
@@ -255,8 +243,8 @@ impl Plan {
         let heads = self.shape.h_kv;
         // The positions of a request are alike, and perhaps the requests are.
         let positions = problem.sparse.map_or(1, |_| self.shape.s_q);
-        let each =
-            |request| heads * Cut::of(problem, problem.unit(request, 0).0).tasks(self.panels());
+        let cut = |request| Cut::of(problem, problem.unit(request, 0).0);
+        let each = |request| heads * cut(request).tasks(self.panels());
         let (mut request, mut rest) = (0, task);
         if is_uniform(problem) {
             let tasks = positions * each(0);
@@ -396,8 +384,7 @@ pub fn decode(
 ) -> Result<(), Error> {
     Plan::new(problem)?;
     output.check(problem.q_dims(), &problem.shape)?;
-    for (cut, at) in groups(problem) {
-        let group = cut.group(problem, at, 0);
+    for (cut, group) in pieces(problem, PANELS) {
         let mut lse = [0.0; GROUP_ROWS];
         let write = Write::to(&mut output, &mut lse);
         decode_group(&cut, &group, options, workspace, write)?;
@@ -448,25 +435,18 @@ pub fn decode_group(
     Ok(())
 }
 
-/// All row groups in pieces of so many panels, in the order of tasks, and each with its request's cut.
+/// All rows in pieces of so many panels, in the order of tasks: each with its request's cut and the first range of its keys.
 pub fn pieces<'p>(
     problem: &'p Problem<'_>,
     panels: usize,
 ) -> impl Iterator<Item = (Cut, Group<'p>)> {
-    groups(problem).flat_map(move |(cut, at)| {
-        let group = cut.group(problem, at, 0);
-        (0..group.panels())
-            .step_by(panels)
-            .map(move |panel| (cut.clone(), group.narrow(panel..panel + panels)))
-    })
-}
-
-/// Every request, KV head and row group, in the order of tasks, and the request's cut.
-fn groups(problem: &Problem<'_>) -> impl Iterator<Item = (Cut, [usize; 3])> {
     (0..problem.units()).flat_map(move |request| {
         let cut = Cut::of(problem, request);
-        let count = problem.shape.h_kv * cut.groups;
-        (0..count).map(move |i| (cut.clone(), [request, i / cut.groups, i % cut.groups]))
+        let each = cut.pieces(panels);
+        (0..problem.shape.h_kv * each).map(move |i| {
+            let group = cut.piece(problem, [request, i / each, i % each], panels, 0);
+            (cut.clone(), group)
+        })
     })
 }
 

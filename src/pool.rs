@@ -52,10 +52,10 @@ pub fn decode_on_rayon<W: BorrowMut<Workspace> + Send>(
     }
     let mut lse = Vec::new();
     if let Some(panels) = panels_at_once(problem, plan, threads)
-        && let Some(pieces) = shares(problem, panels, &mut output, &mut lse)
+        && let Some(shares) = shares(problem, panels, &mut output, &mut lse)
     {
-        each(workspaces, pieces.into_iter(), |workspace, piece| {
-            let Piece { cut, group, write } = piece;
+        each(workspaces, shares.into_iter(), |workspace, share| {
+            let Share { cut, group, write } = share;
             decode_group(&cut, &group, options, workspace.borrow_mut(), write)
         })?;
         write_all_lse(problem, panels, &lse, &mut output);
@@ -166,25 +166,25 @@ fn makespan(pieces: impl Iterator<Item = u64>, threads: usize) -> u64 {
 }
 
 /// Some panels of a group, and where their results go.
-struct Piece<'p, 'o> {
+struct Share<'p, 'o> {
     cut: Cut,
     group: Group<'p>,
     write: Write<'o>,
 }
 
-/// All groups in pieces of so many panels, in the order of the output; `None` if O doesn't have it. The
-/// pieces share `lse`.
+/// All groups in pieces of so many panels, in the order of the output; `None` if O doesn't have it. They
+/// share `lse`.
 fn shares<'p, 'o>(
     problem: &'p Problem<'_>,
     panels: usize,
     output: &'o mut Output<'_>,
     lse: &'o mut Vec<f32>,
-) -> Option<Vec<Piece<'p, 'o>>> {
+) -> Option<Vec<Share<'p, 'o>>> {
     let groups: Vec<_> = pieces(problem, panels).collect();
     lse.resize(groups.iter().map(|(_, group)| group.rows.len()).sum(), 0.0);
     let (strides, format) = (output.o_strides, output.lse_format);
     let (mut o, mut lse, mut end) = (output.o.reborrow(), lse.as_mut_slice(), 0);
-    let mut pieces = Vec::with_capacity(groups.len());
+    let mut shares = Vec::with_capacity(groups.len());
     for (cut, group) in groups {
         let from = end;
         for r in 0..group.rows.len() {
@@ -204,9 +204,9 @@ fn shares<'p, 'o>(
             lse: lse.split_off_mut(..group.rows.len())?,
             format,
         };
-        pieces.push(Piece { cut, group, write });
+        shares.push(Share { cut, group, write });
     }
-    Some(pieces)
+    Some(shares)
 }
 
 /// Writes lse of all [`shares`].
@@ -278,7 +278,7 @@ mod tests {
                 };
                 let mut lse = Vec::new();
                 let pieces = shares(problem, panels, &mut output, &mut lse)?;
-                let shared = |piece: &Piece<'_, '_>| (piece.write.from, piece.write.lse.len());
+                let shared = |piece: &Share<'_, '_>| (piece.write.from, piece.write.lse.len());
                 Some(pieces.iter().map(shared).collect::<Vec<_>>())
             })
         };
