@@ -188,16 +188,16 @@ fn widen_keys<I: Isa>(isa: I, group: &Group<'_>, keys: Range<usize>, memory: &mu
 #[inline(never)]
 fn gather_keys<'a>(group: &Group<'a>, keys: Range<usize>, rows: &mut Rows<'a>) {
     let problem = group.problem;
-    rows.clear();
-    problem.each_key(group.request, group.head, keys, |row| rows.push(row));
+    rows.fill(|slots| problem.each_key(group.request, group.head, keys, |row| slots.put(row)));
 }
 
 /// The same of values.
 #[inline(never)]
 fn gather_values<'a>(group: &Group<'a>, keys: Range<usize>, rows: &mut Rows<'a>) {
     let problem = group.problem;
-    rows.clear();
-    problem.each_value(group.request, group.head, keys, |row| rows.push(row));
+    rows.fill(|slots| {
+        problem.each_value(group.request, group.head, keys, |row| slots.put(row));
+    });
 }
 
 /// One call of the kernel.

@@ -88,9 +88,10 @@ impl<'a> Group<'a> {
         let from = to.min(*asked);
         *asked = to.max(*asked);
         let to = to.min(from + BLOCK_KEYS);
-        next.clear();
         let problem = self.problem;
-        problem.each_key(self.request, self.head, from..to, |row| next.push(row));
+        next.fill(|slots| {
+            problem.each_key(self.request, self.head, from..to, |row| slots.put(row));
+        });
     }
 
     /// Which rows of the panel see each of the block's keys, written to `mask`;

@@ -53,6 +53,7 @@ mod neonbf16;
 mod zmm;
 
 use core::ops::Range;
+use core::slice::IterMut;
 
 use half::bf16;
 
@@ -83,8 +84,15 @@ impl<'a> Rows<'a> {
 
     /// Takes `rows` instead; at most one block of them.
     pub fn gather(&mut self, rows: impl Iterator<Item = &'a [bf16]>) {
-        self.clear();
-        rows.for_each(|row| self.push(row));
+        self.fill(|slots| rows.for_each(|row| slots.put(row)));
+    }
+
+    /// Takes those instead that `fill` puts into slots. They are counted once: each row would wait for the one before, were
+    /// their number in memory.
+    pub fn fill(&mut self, fill: impl FnOnce(&mut Slots<'_, 'a>)) {
+        let mut slots = Slots(self.rows.iter_mut());
+        fill(&mut slots);
+        self.len = BLOCK_KEYS - slots.0.len();
     }
 
     /// Forgets all rows.
@@ -92,17 +100,21 @@ impl<'a> Rows<'a> {
         self.len = 0;
     }
 
-    /// Takes one more, unless the block is full.
-    pub fn push(&mut self, row: &'a [bf16]) {
-        if let Some(slot) = self.rows.get_mut(self.len) {
-            *slot = row;
-            self.len += 1;
-        }
-    }
-
     /// The rows.
     pub fn as_slice(&self) -> &[&'a [bf16]] {
         &self.rows[..self.len]
+    }
+}
+
+/// Where a block's rows go.
+pub struct Slots<'s, 'a>(IterMut<'s, &'a [bf16]>);
+
+impl<'a> Slots<'_, 'a> {
+    /// Takes one more row, unless the block is full.
+    pub fn put(&mut self, row: &'a [bf16]) {
+        if let Some(slot) = self.0.next() {
+            *slot = row;
+        }
     }
 }
 
