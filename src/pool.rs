@@ -277,9 +277,9 @@ mod tests {
                     ..Output::dense(problem.shape, Elements::F32(&mut o), &mut lse)
                 };
                 let mut lse = Vec::new();
-                let pieces = shares(problem, panels, &mut output, &mut lse)?;
-                let shared = |piece: &Share<'_, '_>| (piece.write.from, piece.write.lse.len());
-                Some(pieces.iter().map(shared).collect::<Vec<_>>())
+                let shares = shares(problem, panels, &mut output, &mut lse)?;
+                let shared = |share: &Share<'_, '_>| (share.write.from, share.write.lse.len());
+                Some(shares.iter().map(shared).collect::<Vec<_>>())
             })
         };
         let dense = [heads * 64, heads * 64, 64];
