@@ -36,14 +36,7 @@ FU: each run against the mean of the two peaks beside it (so not quite GFLOP/s o
 impl Cell {
     /// FLOP per byte of KV cache.
     pub fn intensity(&self) -> f64 {
-        let Shape {
-            s_q,
-            h_q,
-            d_qk,
-            d_v,
-            ..
-        } = self.shape;
-        intensity(h_q * s_q, d_qk, d_v)
+        intensity(&self.shape)
     }
 
     /// What the roofline allows, in GFLOP/s.
@@ -121,6 +114,7 @@ impl Cell {
             "s_q": s.s_q,
             "s_k": s.s_k,
             "h_q": s.h_q,
+            "h_kv": s.h_kv,
             "batch": s.b,
             "d_qk": s.d_qk,
             "d_v": s.d_v,

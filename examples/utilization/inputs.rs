@@ -1,12 +1,13 @@
 //! Random queries and KV caches.
 
-use amla::{Problem, Shape};
+use amla::{Data, Problem, Shape, Tensor};
 use half::bf16;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 
 use crate::machine;
+use crate::roofline::cache_row;
 
 const D_QK: usize = 576;
 const D_V: usize = 512;
@@ -58,7 +59,7 @@ impl Inputs {
 
     /// The queries of a problem.
     pub fn queries(&self, shape: Shape) -> Vec<bf16> {
-        normal(1, shape.b * shape.s_q * shape.h_q * D_QK)
+        normal(1, shape.b * shape.s_q * shape.h_q * shape.d_qk)
     }
 }
 
@@ -119,13 +120,33 @@ impl Caches {
         self.batches
     }
 
-    /// One problem for each batch, all with the same queries.
+    /// One problem for each batch that there is room for, of no more requests than there is room for, all with the
+    /// same queries.
     pub fn problems<'a>(&'a self, shape: Shape, q: &'a [bf16]) -> Vec<Problem<'a>> {
+        let Shape {
+            s_k, h_kv, d_qk, ..
+        } = shape;
         let elements = self.elements();
-        elements
-            .chunks(elements.len() / self.batches)
-            // Keys are 192 wide before absorption.
-            .map(|kv| Problem::dense(shape, q, kv, 192_f32.sqrt().recip()))
-            .collect()
+        let of_request = s_k * cache_row(&shape);
+        let b = shape.b.min(elements.len() / of_request);
+        let problem = |cache: &'a [bf16]| {
+            if h_kv == 1 {
+                // Keys are 192 wide before absorption.
+                return Problem::dense(Shape { b, ..shape }, q, cache, 192_f32.sqrt().recip());
+            }
+            // Head by head, keys and then values of as many columns.
+            let (keys, values) = cache.split_at(cache.len() / 2);
+            let strides = [h_kv * s_k * d_qk, d_qk, s_k * d_qk];
+            let tensor = |data| Tensor {
+                data: Data::Bf16(data),
+                strides,
+            };
+            Problem {
+                kv: tensor(keys),
+                v: Some(tensor(values)),
+                ..Problem::dense(Shape { b, ..shape }, q, &[], (d_qk as f32).sqrt().recip())
+            }
+        };
+        elements.chunks_exact(b * of_request).map(problem).collect()
     }
 }

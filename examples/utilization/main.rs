@@ -33,7 +33,7 @@ use crate::roofline::{Bandwidth, VARIANTS};
 /// Context length of the roofline and of the table of few heads.
 const CONTEXT: usize = 4096;
 /// Query rows of the table of few heads.
-const FEW: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
+const FEW: [usize; 14] = [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64];
 
 fn main() -> ExitCode {
     match Cli::from_command_line().and_then(|cli| run(&cli)) {
@@ -106,8 +106,11 @@ fn run(cli: &Cli) -> Result<(), String> {
     // Only the table and the plot show it: each line of JSON has its own bound.
     if !cli.json || cli.svg.is_some() {
         let mut points = Vec::new();
-        for variant in VARIANTS.iter().filter(|variant| variant.is_mla()) {
-            let shape = shape(cli.batch, variant.s_q, CONTEXT, variant.q_heads);
+        for variant in &VARIANTS {
+            let shape = Shape {
+                b: cli.batch,
+                ..variant.shape
+            };
             points.push((variant, bench.cell(shape, "roofline", &far)?));
         }
         output.line(&roofline::report(&bench.bandwidth, threads, &points))?;
@@ -137,6 +140,8 @@ impl Bench {
     fn cell(&mut self, shape: Shape, table: &'static str, caches: &Caches) -> Result<Cell, String> {
         let q = self.inputs.queries(shape);
         let problems = caches.problems(shape, &q);
+        // Of as many requests as there was room for.
+        let shape = problems.first().map_or(shape, |problem| problem.shape);
         let threads = self.engine.threads();
         let mut read_gbs = self.bandwidth.all_threads;
         let measured = match problems.as_slice() {

@@ -131,7 +131,7 @@ fn draw_roofline(figure: &Figure, area: &Area) -> Drawn<()> {
         .legend(dash(thick));
 
     let allowed = VARIANTS.map(|variant| {
-        let x = variant.intensity();
+        let x = roofline::intensity(&variant.shape);
         (variant, (x, (all_threads * x).min(peak)))
     });
     chart
@@ -156,7 +156,7 @@ fn draw_roofline(figure: &Figure, area: &Area) -> Drawn<()> {
     chart
         .draw_series(measured().map(|cell| reached(cell, 6, VERMILION)))
         .map_err(text)?
-        .label("reached by MLA-64, MLA-128, MLA-128 with s_q 2")
+        .label("reached by these")
         .legend(dot(6, VERMILION.filled()));
 
     let names = allowed.iter().enumerate().map(|(index, &(variant, at))| {

@@ -7,9 +7,12 @@ use std::hint::black_box;
 use std::thread;
 use std::time::Instant;
 
+use amla::Shape;
 use half::bf16;
 
+use crate::CONTEXT;
 use crate::cell::{Cell, percent};
+use crate::inputs::shape;
 
 /// Passes over the memory, of which the fastest counts.
 const PASSES: usize = 8;
@@ -50,45 +53,51 @@ fn best_of_passes(words: &[u64], threads: usize) -> f64 {
         });
         size_of_val(words) as f64 * 1e-9 / start.elapsed().as_secs_f64()
     };
-    let passes = (0..PASSES).flat_map(|_| [pass(sum::<1>), pass(sum::<4>)]);
+    let sums = [sum::<1>, sum::<2>, sum::<4>];
+    let passes = (0..PASSES).flat_map(|_| sums.map(pass));
     passes.fold(0.0, f64::max)
 }
 
-/// In one stream or several, whichever keeps more reads on their way, each with
-/// accumulators enough for the compiler to use vectors.
+/// Of one word in each cache line, in so many streams. Lines are what memory delivers, and the fewer
+/// instructions each takes the more of them a core has on their way: sums of all words read at 0.85 of this on
+/// Zen 5, loads of 64 bytes at 0.98 to 1.02.
 fn sum<const STREAMS: usize>(words: &[u64]) -> u64 {
     let part = words.len() / STREAMS;
     let streams: [_; STREAMS] = from_fn(|i| words[i * part..][..part].as_chunks::<8>().0);
-    let mut sums = [[0_u64; 8]; STREAMS];
+    let mut sums = [0_u64; STREAMS];
     for i in 0..part / 8 {
-        for (sums, stream) in sums.iter_mut().zip(streams) {
-            for (sum, word) in sums.iter_mut().zip(stream[i]) {
-                *sum = sum.wrapping_add(word);
-            }
+        for (sum, stream) in sums.iter_mut().zip(streams) {
+            *sum = sum.wrapping_add(stream[i][0]);
         }
     }
-    sums.as_flattened()
-        .iter()
-        .copied()
-        .fold(0, u64::wrapping_add)
+    sums.into_iter().fold(0, u64::wrapping_add)
 }
 
-/// FLOP per byte of KV cache for `rows` query rows (heads x positions) that share
-/// one latent row of `d_qk` elements, the first `d_v` of which are the value.
-pub fn intensity(rows: usize, d_qk: usize, d_v: usize) -> f64 {
-    (rows * (d_qk + d_v)) as f64 / d_qk as f64
+/// Elements of the KV cache for each token: of one KV head a latent row, whose first columns are the value; of several
+/// their keys and values.
+pub fn cache_row(shape: &Shape) -> usize {
+    match shape.h_kv {
+        1 => shape.d_qk,
+        heads => heads * (shape.d_qk + shape.d_v),
+    }
+}
+
+/// FLOP per byte of KV cache, two of each. The paper's formula for keys and values apart lacks the number of KV heads,
+/// which its table has.
+pub fn intensity(shape: &Shape) -> f64 {
+    let rows = shape.h_q * shape.s_q;
+    (rows * (shape.d_qk + shape.d_v)) as f64 / cache_row(shape) as f64
 }
 
 /// A kind of attention (tab:arithmetic intensity).
 #[derive(Clone, Copy, Debug)]
 pub struct Variant {
     pub name: &'static str,
-    pub q_heads: usize,
-    pub kv_heads: usize,
-    pub s_q: usize,
+    /// Of one request at context 4096.
+    pub shape: Shape,
 }
 
-/// The paper's.
+/// The paper's. Widths of MHA's and GQA's heads cancel out of its intensities; here they are 128.
 pub const VARIANTS: [Variant; 5] = [
     Variant::new("MHA", 64, 64, 1),
     Variant::new("GQA", 64, 8, 1),
@@ -98,29 +107,18 @@ pub const VARIANTS: [Variant; 5] = [
 ];
 
 impl Variant {
-    const fn new(name: &'static str, q_heads: usize, kv_heads: usize, s_q: usize) -> Self {
-        Self {
-            name,
-            q_heads,
-            kv_heads,
-            s_q,
-        }
-    }
-
-    /// Whether keys and values are one latent row, which is what our kernel takes.
-    pub fn is_mla(&self) -> bool {
-        self.kv_heads == 1
-    }
-
-    /// FLOP per byte of KV cache. Where keys and values are apart, the paper's formula
-    /// lacks the number of KV heads, which its table has.
-    pub fn intensity(&self) -> f64 {
-        let rows = self.q_heads * self.s_q;
-        if self.is_mla() {
-            intensity(rows, 576, 512)
-        } else {
-            rows as f64 / self.kv_heads as f64
-        }
+    const fn new(name: &'static str, h_q: usize, h_kv: usize, s_q: usize) -> Self {
+        let latent = shape(1, s_q, CONTEXT, h_q);
+        let shape = match h_kv {
+            1 => latent,
+            _ => Shape {
+                h_kv,
+                d_qk: 128,
+                d_v: 128,
+                ..latent
+            },
+        };
+        Self { name, shape }
     }
 }
 
@@ -130,39 +128,31 @@ pub fn peak<'a>(cells: impl IntoIterator<Item = &'a Cell>) -> f64 {
     peaks.fold(0.0, f64::max)
 }
 
-/// The table of all variants; `points` are the measured ones.
+/// The table of all variants.
 pub fn report(bandwidth: &Bandwidth, threads: usize, points: &[(&Variant, Cell)]) -> String {
     let peak = peak(points.iter().map(|(_, cell)| cell));
     let mut text = format!(
         "
 Roofline on {threads} thread{}: peak {peak:.1} GFLOP/s, reads {:.1} GB/s (one thread alone: {:.1})
-bound = min(peak, reads x FLOP/byte); reached: context 4096, keys from memory
+bound = min(peak, reads x FLOP/byte); reached: context {CONTEXT}, keys from memory
 
 variant           q heads  kv heads  s_q  FLOP/byte     bound   reached  of bound",
         if threads == 1 { "" } else { "s" },
         bandwidth.all_threads,
         bandwidth.one_thread,
     );
-    for variant in &VARIANTS {
-        let cell = points.iter().find(|(v, _)| v.name == variant.name);
-        let bound = cell.map_or_else(
-            || (bandwidth.all_threads * variant.intensity()).min(peak),
-            |(_, cell)| cell.bound(),
-        );
-        let (reached, fraction) = cell.map_or(("-".to_owned(), "-".to_owned()), |(_, cell)| {
-            (
-                format!("{:.1}", cell.measured.gflops),
-                percent(cell.of_bound()),
-            )
-        });
+    for (variant, cell) in points {
         write!(
             text,
-            "\n{:<17} {:>7} {:>9} {:>4} {:>10.0} {bound:>9.1} {reached:>9} {fraction:>9}",
+            "\n{:<17} {:>7} {:>9} {:>4} {:>10.0} {:>9.1} {:>9.1} {:>9}",
             variant.name,
-            variant.q_heads,
-            variant.kv_heads,
-            variant.s_q,
-            variant.intensity(),
+            cell.shape.h_q,
+            cell.shape.h_kv,
+            cell.shape.s_q,
+            cell.intensity(),
+            cell.bound(),
+            cell.measured.gflops,
+            percent(cell.of_bound()),
         )
         .expect("a string has room");
     }
