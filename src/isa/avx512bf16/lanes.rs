@@ -6,7 +6,7 @@
 //!
 //! | stage | register tile | streams |
 //! |---|---|---|
-//! | C1 | 6 keys x 4 vectors of 2 rows | Q by eights of pairs of features, K by broadcast from the cache itself |
+//! | C1 | 6 keys x 4 vectors of 2 rows, or 8 keys x 3 | Q by eights of pairs of features, K by broadcast from the cache itself |
 //! | V1 | two keys of 8 rows in the lanes | S, and P by pairs of keys |
 //! | C2 | 5 to 8 rows x 2 vectors of 16 columns | V from the cache itself, P by broadcast |
 //!
@@ -33,25 +33,33 @@ const STEP: usize = 6 * KEYS;
 /// Keys between a step's first and the first that it asks for, which may be its own: C1 takes keys twice as fast as it asks for others, and
 /// comes to its last ones just after it has asked for them.
 const LEAD: usize = STEP / 2 + 8;
-/// Keys and vectors of rows of a register tile of C1, and the lanes of a row there: so many pairs of features a dot has.
-const GROUP: usize = 6;
-const VECTORS: usize = 4;
-const EACH: usize = VECTORS * LANES / ROWS;
-/// Rows that such a tile asks for, as many as C2 does for its keys.
-const ASKED: usize = GROUP / 2;
+/// Lanes of a row in C1: so many pairs of features a dot has.
+const EACH: usize = LANES / 2;
 /// Dots of a key with each line of these: of all its lines.
 const DOTS: usize = LANES / EACH;
+/// Keys of C1's register tiles, which have 24 sums: of three vectors of rows, and of four.
+const GROUP_OF_3: usize = 8;
+const GROUP_OF_4: usize = 6;
 /// Pairs of a vector of keys.
 const PAIRS: usize = KEYS / 2;
 
-const _: () = assert!(STEP.is_multiple_of(GROUP) && requests::ROWS == PAIRS);
+const _: () = assert!(requests::ROWS == PAIRS);
+const _: () = assert!(STEP.is_multiple_of(GROUP_OF_3) && STEP.is_multiple_of(GROUP_OF_4));
 // The last step may have a single key of the block, and C1 computes on whole groups; pages are looked up half a step further on.
-const _: () = assert!(STREAM_KEYS >= BLOCK_KEYS + KEYS + GROUP + LEAD);
+const _: () = assert!(STREAM_KEYS >= BLOCK_KEYS + KEYS + GROUP_OF_3 + LEAD);
 const _: () = assert!(STREAM_KEYS >= BLOCK_KEYS + LEAD + STEP / 2);
 
-/// The vector that a row has in C1, and its first lane there: as `qk` puts vectors together in the end.
-const fn place(row: usize) -> [usize; 2] {
-    [row / 4 * 2 + row % 2, row / 2 % 2 * EACH]
+/// Vectors that so many rows have in C1.
+const fn vectors(rows: usize) -> usize {
+    if rows <= 6 { 3 } else { 4 }
+}
+
+/// The vector that a row has in C1, of so many, and its first lane there: as `qk` puts vectors together in the end.
+const fn place(row: usize, vectors: usize) -> [usize; 2] {
+    match (row, vectors) {
+        (5, 3) => [2, EACH],
+        _ => [row / 4 * 2 + row % 2, row / 2 % 2 * EACH],
+    }
 }
 
 /// [`Isa::pack_stream_q`]: for each dot of a key the vectors of all rows, zeros of rows beyond the last. Not for each
@@ -60,13 +68,14 @@ const fn place(row: usize) -> [usize; 2] {
 #[inline(never)]
 pub(super) fn pack_q(d_qk: usize, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
     let sign = if negate { 0x8000_8000 } else { 0 };
-    let out = panel.0.as_flattened_mut().as_chunks_mut().0;
-    let out: &mut [[[u32; LANES]; VECTORS]] = &mut out.as_chunks_mut().0[..d_qk / 2 / EACH];
-    out.fill([[0; LANES]; VECTORS]);
+    let vectors = vectors(rows.len());
+    let out: &mut [[u32; LANES]] = panel.0.as_flattened_mut().as_chunks_mut().0;
+    let out = &mut out[..vectors * (d_qk / 2 / EACH)];
+    out.fill([0; LANES]);
     for (r, row) in rows.iter().enumerate() {
-        let [vector, lane] = place(r);
+        let [vector, lane] = place(r, vectors);
         let row: &[[[bf16; 2]; EACH]] = row[..d_qk].as_chunks().0.as_chunks().0;
-        for (pairs, out) in row.iter().zip(&mut *out) {
+        for (pairs, out) in row.iter().zip(out.chunks_mut(vectors)) {
             for (&[even, odd], out) in pairs.iter().zip(&mut out[vector][lane..]) {
                 let pair = u32::from(even.to_bits()) | u32::from(odd.to_bits()) << 16;
                 *out = pair ^ sign;
@@ -138,7 +147,11 @@ pub(super) fn stream<W: Widths>(
             asked,
             asked_later: &asked[whole / 2..whole],
         };
-        step.scores(whole, q, &mut s);
+        if vectors(rows) == 3 {
+            step.scores::<GROUP_OF_3, { GROUP_OF_3 / 2 }, 3>(whole, q, &mut s);
+        } else {
+            step.scores::<GROUP_OF_4, { GROUP_OF_4 / 2 }, 4>(whole, q, &mut s);
+        }
         let finite = softmax(isa, call, first, len, &s, state, &mut probs);
         if state.increment[..rows].iter().any(|&n| n != 0) {
             stream::advance(zmm, &state.increment[..rows], o);
@@ -187,18 +200,23 @@ struct Step<'a, W> {
 }
 
 impl<W: Widths> Step<'_, W> {
-    /// C1 of so many keys, and of some behind them.
+    /// C1 of so many keys, and of some behind them, in tiles of so many keys, which are so many pairs, and vectors of rows.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn scores(&self, keys: usize, q: &[u32], s: &mut Scores) {
+    fn scores<const GROUP: usize, const HALF: usize, const VECTORS: usize>(
+        &self,
+        keys: usize,
+        q: &[u32],
+        s: &mut Scores,
+    ) {
         let q = &q.as_chunks().0.as_chunks().0[..self.widths.lines() * DOTS];
         let groups = keys.div_ceil(GROUP);
         let keys = self.keys.as_chunks().0.iter();
         let asked = self.asked.as_chunks().0.iter();
         let s = s.0.as_chunks_mut().0.iter_mut();
         for (group, ((keys, asked), s)) in keys.zip(asked).zip(s).take(groups).enumerate() {
-            self.touch(ASKED * group + STEP / 2);
-            self.qk(*keys, *asked, q, s);
+            self.touch(HALF * group + STEP / 2);
+            self.qk::<GROUP, HALF, VECTORS>(*keys, *asked, q, s);
         }
     }
 
@@ -211,30 +229,31 @@ impl<W: Widths> Step<'_, W> {
         }
     }
 
-    /// C1 of a group of keys, which asks for the lines of so many rows. `keys` lie in registers, since [`apart`](Zmm::apart) may
-    /// have changed memory for all that the compiler knows.
+    /// C1 of a tile of keys, which asks for the lines of half as many rows, as many as C2 does for them. `keys` lie in registers,
+    /// since [`apart`](Zmm::apart) may have changed memory for all that the compiler knows.
     #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn qk(
+    fn qk<const GROUP: usize, const HALF: usize, const VECTORS: usize>(
         &self,
         keys: [*const bf16; GROUP],
-        mut asked: [*const bf16; ASKED],
+        mut asked: [*const bf16; HALF],
         q: &[[[u32; LANES]; VECTORS]],
-        s: &mut [[f32; LANES]; GROUP / 2],
+        s: &mut [[f32; LANES]; HALF],
     ) {
+        const { assert!(GROUP == 2 * HALF && 2 * VECTORS <= ROWS) };
         assert!(self.lines <= self.widths.lines() && q.len() == self.widths.lines() * DOTS);
         let mut acc = [[_mm512_setzero_ps(); VECTORS]; GROUP];
         // Not unrolled, or requests would be moved together.
         for line in 0..self.lines {
             for dot in 0..DOTS {
-                for i in 0..ASKED {
-                    if i * DOTS / ASKED == dot {
+                for acc in &mut acc {
+                    self.zmm.apart(acc);
+                }
+                for i in 0..HALF {
+                    if i * DOTS / HALF == dot {
                         self.zmm.prefetch(asked[i]);
                         asked[i] = asked[i].wrapping_add(LINE);
                     }
-                }
-                for acc in &mut acc {
-                    self.zmm.apart(acc);
                 }
                 let mut pairs = [as_pairs(_mm512_setzero_si512()); VECTORS];
                 for v in 0..VECTORS {
@@ -252,12 +271,16 @@ impl<W: Widths> Step<'_, W> {
                 }
             }
         }
-        for k in 0..GROUP / 2 {
+        for k in 0..HALF {
             // Of two keys, then of two vectors, until each row has two lanes.
             let [first, second] = [acc[2 * k], acc[2 * k + 1]];
-            let mut sums = [_mm512_setzero_ps(); VECTORS];
+            let mut sums = [_mm512_setzero_ps(); ROWS / 2];
             for v in 0..VECTORS {
                 sums[v] = added(first[v], second[v]);
+            }
+            if VECTORS == 3 {
+                // The sixth row; the last two are copies.
+                sums[3] = swapped_halves(sums[2]);
             }
             let low = added(sums[0], sums[1]);
             let high = added(sums[2], sums[3]);
@@ -413,6 +436,13 @@ fn swapped(x: __m512) -> __m512 {
     _mm512_permute_ps::<0b10_11_00_01>(x)
 }
 
+/// Halves of a vector, each in the other's place.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn swapped_halves(x: __m512) -> __m512 {
+    _mm512_shuffle_f32x4::<0b01_00_11_10>(x, x)
+}
+
 /// `EACH` pairs of features, for both rows of a vector.
 ///
 /// # Safety
@@ -527,7 +557,7 @@ fn softmax(
     let sums = _mm512_add_ps(sums[0], sums[1]);
     let sums = to_rows(_mm512_add_ps(sums, swapped(sums)));
     // Here all rows' pairs of keys are behind each other.
-    kept = _mm512_add_ps(kept, _mm512_shuffle_f32x4::<0b01_00_11_10>(kept, kept));
+    kept = _mm512_add_ps(kept, swapped_halves(kept));
     let sum = &mut state.sum.as_chunks_mut().0[0];
     let totals = _mm512_add_ps(load(sum), sums);
     store(sum, totals);
