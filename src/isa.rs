@@ -47,7 +47,11 @@ mod avx512;
 mod avx512bf16;
 #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
 mod neon;
-#[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
+#[cfg(all(
+    target_arch = "aarch64",
+    target_feature = "neon",
+    not(amla_tiles = "small")
+))]
 mod neonbf16;
 #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
 mod zmm;
@@ -510,7 +514,11 @@ impl BackendId {
             Self::Amx => amx::Amx::new().is_some(),
             #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
             Self::Neon => true,
-            #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
+            #[cfg(all(
+                target_arch = "aarch64",
+                target_feature = "neon",
+                not(amla_tiles = "small")
+            ))]
             Self::NeonBf16 => neonbf16::NeonBf16::new().is_some(),
             // Another architecture's, or not in this build.
             _ => false,
@@ -629,6 +637,7 @@ impl Backend {
     pub(crate) fn with<V: Visitor>(self, visitor: V) -> V::Output {
         #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
         match self.0 {
+            #[cfg(not(amla_tiles = "small"))]
             BackendId::NeonBf16 => {
                 if let Some(isa) = neonbf16::NeonBf16::new() {
                     return visitor.visit(isa);

@@ -2,7 +2,7 @@
 //! register that Linux reads for programs.
 #![allow(unsafe_code, reason = "instructions that ask the processor")]
 
-#[cfg(target_arch = "aarch64")]
+#[cfg(all(target_arch = "aarch64", not(amla_tiles = "small")))]
 pub use aarch64::has_bf16;
 #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
 pub use x86::{asking, has_avx2, has_avx512, has_avx512_bf16, slow_bf16_dots};
@@ -16,7 +16,7 @@ pub use x86::{asking, has_avx2, has_avx512, has_avx512_bf16, slow_bf16_dots};
 pub use x86::{has_amx, permit_amx};
 
 #[cfg(any(
-    target_arch = "aarch64",
+    all(target_arch = "aarch64", not(amla_tiles = "small")),
     all(target_arch = "x86_64", target_feature = "sse2")
 ))]
 mod cached {
@@ -104,7 +104,7 @@ mod tiles {
     }
 }
 
-#[cfg(target_arch = "aarch64")]
+#[cfg(all(target_arch = "aarch64", not(amla_tiles = "small")))]
 mod aarch64 {
     const BF16: u32 = 1;
 
