@@ -321,7 +321,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
     let few = group.rows.len() <= FEW_ROWS;
     // Who asks for keys: all stages, or else C1, with few rows both, or C2 alone.
     let all_ask = I::ALL_ASK && as_they_lie;
-    let c1_asks = reads_rows && lie && group.rows.len() <= I::ASKING_ROWS;
+    let c1_asks = reads_rows && lie && problem.has_key_rows() && group.rows.len() <= I::ASKING_ROWS;
     let both = c1_asks && group.rows.len() <= I::BOTH_ASK_ROWS;
     // Keys that are put together first are wanted all at once.
     let lead = if as_they_lie {
@@ -635,7 +635,8 @@ fn list_keys<'a, const D: usize>(
     let (problem, mut to) = (group.problem, rows[*n..].iter_mut());
     // Often an addition for each, and nothing to look up: with few rows a nanosecond counts.
     if let Some(keys) = problem.keys_in_a_row(request, head, keys.clone()) {
-        for (to, row) in to.by_ref().zip(keys) {
+        // In this order: `to` keeps what there is no key for.
+        for (row, to) in keys.iter().zip(to.by_ref()) {
             *to = row;
         }
     } else {

@@ -335,8 +335,9 @@ impl<'a> Problem<'a> {
         let left = keys.len();
         match (&self.pages, self.kv_indptr) {
             (Some(pages), _) => {
-                let table =
-                    &pages.block_table[(b * pages.max_blocks).min(pages.block_table.len())..];
+                let table = &pages.block_table[b
+                    .saturating_mul(pages.max_blocks)
+                    .min(pages.block_table.len())..];
                 let mut locations = Locations {
                     table: table
                         .get(keys.start / pages.page_size..)
@@ -575,7 +576,11 @@ impl<'a> Problem<'a> {
     /// Whether values can be used as they lie.
     pub(crate) fn values_as_they_lie(&self) -> bool {
         let values = self.v.as_ref().unwrap_or(&self.kv);
-        values.data.is_bf16() && self.extra().data.is_bf16()
+        let extra = self
+            .sparse
+            .as_ref()
+            .and_then(|sparse| sparse.extra.as_ref());
+        values.data.is_bf16() && extra.is_none_or(|extra| extra.kv.data.is_bf16())
     }
 
     /// Whether values are what keys begin with, and neither can be used as it lies.

@@ -17,6 +17,7 @@ suites![
     int8_rows,
     f16_everywhere,
     quantised_values_alone,
+    quantised_keys_alone,
     non_finite_values,
     infinities_of_hidden_keys,
     a_row_of_nan_spares_the_others,
@@ -187,6 +188,23 @@ fn quantised_values_alone(backend: Backend) {
         strides: [0, 1, 0],
     };
     assert_eq!(all(&problem, &case, backend), want);
+}
+
+/// Values in BF16, which are used as they lie, though their keys aren't.
+fn quantised_keys_alone(backend: Backend) {
+    for (h_q, s_k) in HEADS.into_iter().zip(KEYS) {
+        let mut case = Case::new(2, 1, s_k, h_q, (128, 128)).separate_v();
+        let kv: Vec<f16> = case
+            .kv
+            .iter()
+            .map(|x| f16::from_f32(x.to_f32() / 3.0))
+            .collect();
+        case.kv = kv.iter().map(|x| bf16::from_f32(x.to_f32())).collect();
+        let want = all(&case.problem(), &case, backend);
+        let mut problem = case.problem();
+        problem.kv.data = Data::F16(&kv);
+        assert_eq!(all(&problem, &case, backend), want, "{:?}", case.shape);
+    }
 }
 
 /// The scalar path decodes too.

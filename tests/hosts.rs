@@ -34,6 +34,7 @@ suites![
     layouts_hold_the_same,
     kv_heads_are_problems_of_their_own,
     requests_stay_alone,
+    tables_of_requests_without_keys,
     triangles_are_causal,
     wide_windows_show_everything,
     windows_are_the_last_keys,
@@ -52,6 +53,25 @@ suites![
 // -------------------------------------------------------------------------------------------------
 // The same problem in other words
 // -------------------------------------------------------------------------------------------------
+
+/// Wherever their entries would be, even where there are no numbers for that.
+fn tables_of_requests_without_keys(backend: Backend) {
+    for h_q in [1, 6, 70] {
+        let mut case = common::Case::new(3, 1, 5, h_q, (128, 128));
+        let lens = [1, 0, 0];
+        case.lens = Some(lens.to_vec());
+        let mut problem = case.problem();
+        let options = &modes(backend)[0];
+        let want = common::run(&problem, case.sizes(), options);
+        problem.pages = Some(Pages {
+            block_table: &[0],
+            max_blocks: usize::MAX / 2 + 1,
+            page_size: 5,
+            pages: 3,
+        });
+        assert_eq!(common::run(&problem, case.sizes(), options), want);
+    }
+}
 
 fn layouts() -> Vec<Layout> {
     let mut all = Vec::new();
