@@ -120,7 +120,8 @@ pub unsafe extern "C" fn amla_plan_query(
             reserved: 0,
             tasks,
             partial_len,
-            partials_len: tasks.checked_mul(partial_len).ok_or(Fault::NotAPlan)?,
+            // Where that is more than there are numbers for, no memory will do.
+            partials_len: tasks.saturating_mul(partial_len),
         };
         // SAFETY: the caller's pointers are as documented: this function's contract.
         unsafe { fill("info", info, value) }
@@ -254,8 +255,9 @@ pub unsafe extern "C" fn amla_run_tasks(
         in_range("end", end, plan.tasks())?;
         in_range("begin", begin, end)?;
         let each = plan.partial_len();
-        let needed = plan.tasks().checked_mul(each).ok_or(Fault::NotAPlan)?;
-        if partials_len < needed {
+        let needed = plan.tasks().saturating_mul(each);
+        // As many as there are numbers for can't be.
+        if partials_len < needed || needed == usize::MAX {
             return Err(amla::Error::TooShort {
                 argument: amla::Argument::Partials,
                 len: partials_len,

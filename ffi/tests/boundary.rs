@@ -761,6 +761,40 @@ fn the_last_task_can_be_run_alone_and_touches_its_own_part() {
     );
 }
 
+/// Requests that share their rows are as many as one likes; results of their own they can't have.
+#[test]
+fn a_plan_may_need_more_memory_than_there_is() {
+    let mut w = World::apart();
+    w.call.b = usize::MAX / D_V;
+    (w.call.cache_seqlens, w.call.cache_seqlens_len) = (null(), 0);
+    let World {
+        q,
+        q_rope,
+        kv,
+        k_rope,
+        v,
+        ..
+    } = &mut *w;
+    for rows in [q, q_rope, kv, k_rope, v] {
+        rows.strides[0] = 0;
+    }
+    w.partials_len = usize::MAX;
+    let mut w = w.planned();
+    let mut info = PlanInfo {
+        struct_size: size_of::<PlanInfo>() as u32,
+        ..zeroed()
+    };
+    let (plan, size) = (w.plan.as_ptr().cast(), w.plan.len());
+    // SAFETY: the plan and the struct are this test's.
+    let status = unsafe { amla_plan_query(plan, size, &mut info, std::ptr::null_mut()) };
+    assert_eq!((status, info.partials_len), (AMLA_OK, usize::MAX));
+    (w.begin, w.end) = (info.tasks - 1, info.tasks);
+    for (name, status, _) in w.answers(Who::Tasks) {
+        assert_eq!(status, AMLA_ERROR_TOO_SHORT, "{name}");
+    }
+    assert!(w.untouched());
+}
+
 #[test]
 fn merging_with_a_result_over_no_keys_changes_nothing() {
     let mut w = World::apart();
