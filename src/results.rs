@@ -129,7 +129,7 @@ impl Visitor for End<'_, '_> {
 }
 
 impl End<'_, '_> {
-    /// Writes their lse.
+    /// Writes their lse; where their O goes, and by what it is multiplied there.
     fn rows(&self, write: &mut Write<'_>) -> Rows {
         let mut rows = Rows {
             inverse: [0.0; PANEL_ROWS],

@@ -200,7 +200,8 @@ pub fn splits(keys: usize) -> impl ExactSizeIterator<Item = Range<usize>> + Clon
         16384..65536 => 8,
         _ => 16,
     };
-    // Whole multiples of 32 keys, so that no pair and no register tile straddles two.
+    // Whole multiples of 32 keys: so no pair straddles two, and whole vectors of keys lie in each but the last. Blocks and
+    // register tiles begin with the range.
     let len = keys.div_ceil(usize::from(splits)).next_multiple_of(32);
     (0..splits).map(move |split| {
         let start = usize::from(split).saturating_mul(len).min(keys);

@@ -14,9 +14,9 @@
 //! On a CPU the L1 budget falls into the L2 cache and L0 into L1d. All panels of
 //! 256 rows fit at once, so Q stays packed for the whole call, where the NPU
 //! shares its four buffers between Q and P and loads Q again in every iteration;
-//! P then lives in L0A only. The three K/V buffers hold one block of 192 keys,
+//! P then lives in L0A. The three K/V buffers hold one block of 192 keys,
 //! which is how the block size follows from the budget (`docs/adr/0002`); where V isn't
-//! packed, keys that had to be widened, and so may free Q/P buffers (`docs/adr/0011`).
+//! packed, keys that had to be widened (`docs/adr/0011`), or P of other panels (`docs/adr/0030`).
 //!
 //! **Small tiles.** Built with `--cfg amla_tiles="small"`, all this takes 159 KiB instead: one
 //! panel of 16 rows, blocks of 24 keys (`docs/adr/0017`).

@@ -116,8 +116,8 @@ impl<S: Simd> Narrow<S> for Values<'_> {
     fn row(&self, simd: S, p: usize, h: usize) -> &[bf16; STRIP] {
         static ZEROS: [bf16; STRIP] = [bf16::ZERO; _];
         let (k, last) = (2 * p + 1 - h, self.rows.len() - 1);
-        // SAFETY: both indices are at most `last`, of a row that there is, and the strip lies
-        // within every row: `pv`, which alone makes one of these, asserts both.
+        // SAFETY: both indices are at most `last`, of a row that there is, as `pv`, which alone makes one of these, takes its
+        // rows from `chunks`, none of which is empty; the strip lies within every row, as `pv` asserts.
         let [row, ahead] = unsafe {
             [k, k + AHEAD].map(|k| {
                 let row = self.rows.get_unchecked(k.min(last)).as_ptr();

@@ -1,35 +1,23 @@
 //! What the compiler must be told about the workspace's memory, and about references to rows.
 #![allow(
     unsafe_code,
-    reason = "marker traits, and views of memory as other types"
+    reason = "a marker trait, and views of memory as other types"
 )]
 
 use half::bf16;
 
 use crate::error::{Argument, Error};
-use crate::tile::{L0a, QPanel, RowTile, VBuffer, Workspace};
-
-/// One of the seven buffers that L1 is cut into.
-///
-/// # Safety
-/// Made of integers alone, without padding.
-pub unsafe trait Buffer {}
-
-// SAFETY: a tile of `u32`, of which `tile` asserts that it has no padding.
-unsafe impl Buffer for QPanel {}
-
-// SAFETY: tiles of `u32`, of which `tile` asserts that they have no padding.
-unsafe impl Buffer for VBuffer {}
+use crate::tile::{L0a, RowTile, VBuffer, Workspace};
 
 /// Buffers as rows of BF16, if they are enough for a block of them.
-pub fn row_tile<B: Buffer>(buffers: &mut [B]) -> Option<&mut RowTile> {
-    const { assert!(align_of::<B>() >= align_of::<RowTile>()) };
+pub fn row_tile(buffers: &mut [VBuffer]) -> Option<&mut RowTile> {
+    const { assert!(align_of::<VBuffer>() >= align_of::<RowTile>()) };
     if size_of_val(buffers) < size_of::<RowTile>() {
         return None;
     }
     // SAFETY: the memory is borrowed exclusively for the result's lifetime, long enough and
-    // aligned (both checked above), and initialised (`Buffer`'s contract); every bit pattern
-    // is a `bf16`, and is an integer again.
+    // aligned (both checked above), and initialised; buffers are made of `u32` without padding (`tile` asserts that),
+    // and every bit pattern is a `bf16`, and is an integer again.
     Some(unsafe { &mut *buffers.as_mut_ptr().cast() })
 }
 
@@ -40,7 +28,7 @@ pub fn p_memory(buffer: &mut VBuffer) -> Option<&mut L0a> {
         return None;
     }
     // SAFETY: the memory is borrowed exclusively for the result's lifetime, long enough and
-    // aligned (both checked above), and initialised (`Buffer`'s contract); both are made of `u32` without
+    // aligned (both checked above), and initialised; both are made of `u32` without
     // padding (`tile` asserts that), of which every bit pattern is a value.
     Some(unsafe { &mut *core::ptr::from_mut(buffer).cast() })
 }
