@@ -94,13 +94,26 @@ impl<'a> Group<'a> {
         });
     }
 
+    /// Whether causality and window let all rows of the panel see all of `keys`.
+    fn all_see(&self, panel: usize, keys: &Range<usize>) -> bool {
+        if !self.problem.causal && self.problem.window.is_none() {
+            return true;
+        }
+        // A later position sees neither an earlier key nor less of the later ones.
+        let [first, last] = [0, self.panel_rows(panel).saturating_sub(1)].map(|r| {
+            let (j, _) = self.position(panel * PANEL_ROWS + r);
+            self.problem.visible(self.request, j)
+        });
+        last.start <= keys.start && keys.end <= first.end
+    }
+
     /// Which rows of the panel see each of the block's keys, written to `mask`;
     /// `None` if all rows see all of them.
     pub fn mask<'b>(&self, panel: usize, block: usize, mask: &'b mut Mask) -> Option<&'b Mask> {
         let problem = self.problem;
         let keys = self.block(block);
         let shown_before = problem.shown_before(self.request);
-        if !problem.causal && problem.window.is_none() && keys.end <= shown_before {
+        if keys.end <= shown_before && self.all_see(panel, &keys) {
             return None;
         }
         mask[..keys.len()].fill(0);
