@@ -15,6 +15,19 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 const D_QK: usize = 576;
 const D_V: usize = 512;
 const CONTEXTS: [usize; 2] = [1024, 4096];
+/// Heads and positions.
+const SHAPES: [(usize, usize); 10] = [
+    (1, 1),
+    (2, 1),
+    (4, 1),
+    (8, 1),
+    (16, 1),
+    (64, 1),
+    (128, 1),
+    (16, 2),
+    (64, 2),
+    (128, 2),
+];
 
 fn shapes(criterion: &mut Criterion) {
     let mut workspace = bytemuck::zeroed_box::<Workspace>();
@@ -26,7 +39,7 @@ fn shapes(criterion: &mut Criterion) {
             ..Options::default()
         };
         let mut group = criterion.benchmark_group(format!("decode/{}", backend.id().name()));
-        for (h_q, s_q) in [(16, 1), (64, 1), (128, 1), (16, 2), (64, 2), (128, 2)] {
+        for (h_q, s_q) in SHAPES {
             for s_k in CONTEXTS {
                 let shape = Shape {
                     b: 1,

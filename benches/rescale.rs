@@ -3,12 +3,13 @@
 //!
 //! * `in place`: O of the paper, 128 x 512 FP32 (256 KiB, in L2), as a pass of its
 //!   own. The addition made total ([`amla::bits`]), the addition as printed, and
-//!   the multiplication; each with every row to be rescaled, and with none, where
-//!   the skip tests one number per row.
+//!   the multiplication; with every row to be rescaled, and with none, with and
+//!   without the skip, which tests one number per row.
 //! * `fused`: one generic FP32 C2 that differs in nothing but what it does to O on
 //!   the way into registers. This is the fair comparison: same loop, same loads
 //!   and stores.
-//! * `C2, <backend>`: the kernel itself; fused, and with a pass of its own before.
+//! * `C2, <backend>`: the kernel itself, as `decode` runs it on 64 rows; rescaling as it does, tile by tile
+//!   (on the way into registers, or in place before a tile's sums are added), and with a pass of its own before.
 //!
 //! Without arguments, each group is also measured in turn, variant by variant in
 //! every round, which is what to read on a machine that does other things too.
@@ -93,7 +94,7 @@ fn paired<T>(name: &str, state: &mut T, variants: &[Variant<'_, T>]) {
         let [least, _, median, _] = quartiles(own.iter().copied());
         let [_, low, ratio, high] = quartiles(ratios);
         println!(
-            "  {variant:44} {least:9.2} us {median:9.2} us   x {ratio:.3} ({low:.3}-{high:.3})"
+            "  {variant:56} {least:9.2} us {median:9.2} us   x {ratio:.3} ({low:.3}-{high:.3})"
         );
     }
     println!();
@@ -148,8 +149,20 @@ fn in_place(criterion: &mut Criterion) {
             Box::new(|rows| rows.all(stages::multiply)),
         ),
         (
+            "nothing changed, no skip, multiply".into(),
+            Box::new(|rows| rows.none(false, stages::multiply)),
+        ),
+        (
+            "nothing changed, skip, multiply".into(),
+            Box::new(|rows| rows.none(true, stages::multiply)),
+        ),
+        (
             "integer add, as printed".into(),
             Box::new(|rows| rows.all(stages::add_as_printed)),
+        ),
+        (
+            "nothing changed, no skip, integer add, as printed".into(),
+            Box::new(|rows| rows.none(false, stages::add_as_printed)),
         ),
         (
             "integer add, total, compiled like these".into(),
@@ -164,11 +177,11 @@ fn in_place(criterion: &mut Criterion) {
             Box::new(move |rows| rows.all(add)),
         ));
         variants.push((
-            format!("nothing changed, no skip, {name}"),
+            format!("nothing changed, no skip, integer add, total, {name}"),
             Box::new(move |rows| rows.none(false, add)),
         ));
         variants.push((
-            format!("nothing changed, skip, {name}"),
+            format!("nothing changed, skip, integer add, total, {name}"),
             Box::new(move |rows| rows.none(true, add)),
         ));
     }
@@ -316,40 +329,40 @@ fn kernel(criterion: &mut Criterion) {
         };
         let mut workspace = bytemuck::zeroed_box::<Workspace>();
         let mut s = Stages::new(options, &mut workspace, &q, &kv);
-        let Work::Flop(flop) = s.pv(Before::Overwrite) else {
+        let Work::Flop(flop) = s.pv_as_it_lies(1, Before::Overwrite) else {
             unreachable!("C2 is a matrix product");
         };
         let variants: Vec<Variant<'_, Stages<'_>>> = vec![
             (
                 "nothing changed, skipped".into(),
                 Box::new(|s| {
-                    s.pv(Before::Nothing);
+                    s.pv_as_it_lies(1, Before::Nothing);
                 }),
             ),
             (
-                "every row, integer add fused".into(),
+                "every row, integer add, tile by tile".into(),
                 Box::new(|s| {
-                    s.pv(Before::Rescale);
+                    s.pv_as_it_lies(1, Before::Rescale);
                 }),
             ),
             (
                 "every row, integer add as a pass".into(),
                 Box::new(|s| {
                     s.rescale(-1);
-                    s.pv(Before::Nothing);
+                    s.pv_as_it_lies(1, Before::Nothing);
                 }),
             ),
             (
                 "every row, multiply as a pass".into(),
                 Box::new(|s| {
                     s.multiply(-1);
-                    s.pv(Before::Nothing);
+                    s.pv_as_it_lies(1, Before::Nothing);
                 }),
             ),
             (
-                "first block: no O to load".into(),
+                "first block: no O".into(),
                 Box::new(|s| {
-                    s.pv(Before::Overwrite);
+                    s.pv_as_it_lies(1, Before::Overwrite);
                 }),
             ),
         ];

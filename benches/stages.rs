@@ -73,6 +73,18 @@ fn all(criterion: &mut Criterion) {
             ("pv/first block", (|s| s.pv(Before::Overwrite)) as Stage),
             ("pv/nothing to rescale", |s| s.pv(Before::Nothing)),
             ("pv/every row rescaled", |s| s.pv(Before::Rescale)),
+            ("pv, V as it lies/first block", |s| {
+                s.pv_as_it_lies(1, Before::Overwrite)
+            }),
+            ("pv, V as it lies/nothing to rescale", |s| {
+                s.pv_as_it_lies(1, Before::Nothing)
+            }),
+            ("pv, V as it lies/every row rescaled", |s| {
+                s.pv_as_it_lies(1, Before::Rescale)
+            }),
+            ("pv, V as it lies/two panels", |s| {
+                s.pv_as_it_lies(stages::TOGETHER, Before::Nothing)
+            }),
         ] {
             stage(&mut group, name, &mut s, run);
         }
@@ -83,8 +95,9 @@ fn all(criterion: &mut Criterion) {
         stage(&mut group, "pv/Bf16x2", &mut s, |s| s.pv(Before::Nothing));
         // Up and down in turn, so that O stays what it is.
         stage(&mut group, "rescale, twice", &mut s, |s| {
-            s.rescale(1);
-            s.rescale(-1)
+            let (Work::Flop(up) | Work::Elements(up)) = s.rescale(1);
+            let (Work::Flop(down) | Work::Elements(down)) = s.rescale(-1);
+            Work::Elements(up + down)
         });
         group.finish();
     }

@@ -14,9 +14,10 @@ use half::bf16;
 
 use crate::attend::Options;
 use crate::bits::{HEADROOM, Increment, as_printed_f32, mul_pow2_f32};
-use crate::isa::{Isa, Pv, Rows, Softmax, Visitor};
+use crate::isa::{Isa, Maxima, Pv, Rows, Softmax, Visitor};
 use crate::tile::{
-    BLOCK_KEYS, MAX_D_QK, MAX_D_V, OStrip, PANEL_ROWS, RowState, STRIP, Tiles, Workspace,
+    BLOCK_KEYS, L0a, MAX_D_QK, MAX_D_V, OStrip, PANEL_ROWS, PANELS, RowState, STRIP, Tiles,
+    Workspace,
 };
 
 /// Query rows of the panel.
@@ -27,6 +28,8 @@ pub const KEYS: usize = BLOCK_KEYS;
 pub const D_QK: usize = MAX_D_QK;
 /// Width of values and outputs.
 pub const D_V: usize = MAX_D_V;
+/// Panels that [`Stages::pv_as_it_lies`] takes together, at most.
+pub const TOGETHER: usize = if PANELS < 2 { PANELS } else { 2 };
 
 /// What one call of a stage did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +62,17 @@ pub enum Before {
     Rescale,
 }
 
+impl Before {
+    /// What C2 adds to the bits of each row.
+    fn increment(self) -> Option<[i32; ROWS]> {
+        match self {
+            Self::Overwrite => None,
+            Self::Nothing => Some([0; ROWS]),
+            Self::Rescale => Some([Increment::pow2(-1).bits(); ROWS]),
+        }
+    }
+}
+
 /// Tiles of one panel and one block, ready for each stage.
 pub struct Stages<'a> {
     options: Options,
@@ -66,6 +80,10 @@ pub struct Stages<'a> {
     o: &'a mut [OStrip],
     q: &'a [bf16],
     kv: &'a [bf16],
+    /// Of the scores that V1 reads.
+    maxima: Maxima,
+    /// Whether C1 tells V1 those.
+    told: bool,
 }
 
 /// The score tile that [`Stages::qk`] writes.
@@ -95,14 +113,17 @@ impl<'a> Stages<'a> {
         let mut stages = Self {
             options,
             tiles,
-            o: bytemuck::cast_slice_mut(&mut partials[0][..ROWS * D_V]),
+            o: bytemuck::cast_slice_mut(&mut partials[0][..TOGETHER * ROWS * D_V]),
             q,
             kv,
+            maxima: [0.0; ROWS],
+            told: false,
         };
         stages.pack_q();
         stages.pack_v();
         stages.qk();
         stages.spread_scores(4.0);
+        stages.pv_as_it_lies(TOGETHER, Before::Overwrite);
         stages.pv(Before::Overwrite);
         stages
     }
@@ -111,6 +132,7 @@ impl<'a> Stages<'a> {
     /// tiles, V1 run as on a first block.
     pub fn set_options(&mut self, options: Options) {
         self.options = options;
+        self.qk();
         self.softmax(Reference::First);
     }
 
@@ -123,6 +145,12 @@ impl<'a> Stages<'a> {
             x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             let unit = f32::from_bits(0x3f80_0000 | x >> 9) - 1.0;
             *s = (2.0 * unit - 1.0) * spread;
+        }
+        self.maxima = [f32::NEG_INFINITY; ROWS];
+        for scores in &self.tiles.l0c[SOFTMAX_TILE].0 {
+            for (max, &s) in self.maxima.iter_mut().zip(scores) {
+                *max = max.max(s);
+            }
         }
         self.softmax(Reference::First);
     }
@@ -163,15 +191,16 @@ impl<'a> Stages<'a> {
     pub fn qk(&mut self) -> Work {
         struct Qk<'b>(&'b mut Tiles, &'b Rows<'b>);
         impl Visitor for Qk<'_> {
-            type Output = ();
-            fn visit<I: Isa>(self, isa: I) {
+            type Output = bool;
+            fn visit<I: Isa>(self, isa: I) -> bool {
                 let Tiles { l1, l0b, l0c, .. } = self.0;
-                isa.qk::<D_QK>(&l1.q[0], ROWS, self.1, &[], l0b, &mut l0c[QK_TILE]);
+                isa.qk::<D_QK>(&l1.q[0], ROWS, self.1, &[], l0b, &mut l0c[QK_TILE])
+                    .is_some()
             }
         }
         let mut keys = Rows::NONE;
         keys.gather(self.kv.chunks(D_QK));
-        self.options.backend.with(Qk(self.tiles, &keys));
+        self.told = self.options.backend.with(Qk(self.tiles, &keys));
         Work::Flop((2 * KEYS * ROWS * D_QK) as u64)
     }
 
@@ -207,7 +236,7 @@ impl<'a> Stages<'a> {
             keys: KEYS,
             scale: 1.0,
             mask: None,
-            maxima: None,
+            maxima: self.told.then_some(&self.maxima),
             rescale: self.options.rescale,
             precision: self.options.precision,
             next: &[],
@@ -216,7 +245,7 @@ impl<'a> Stages<'a> {
         Work::Elements((KEYS * ROWS) as u64)
     }
 
-    /// C2: rescales O on its way into registers, and adds P V.
+    /// C2 over packed V: rescales O and adds P V.
     pub fn pv(&mut self, before: Before) -> Work {
         struct C2<'b>(&'b mut Tiles, Pv<'b>, &'b mut [OStrip]);
         impl Visitor for C2<'_> {
@@ -227,27 +256,69 @@ impl<'a> Stages<'a> {
                 let _ = isa.pv::<D_V>(&self.1, l0a, &l1.v, l0b, self.2);
             }
         }
-        let increment = match before {
-            Before::Overwrite => None,
-            Before::Nothing => Some([0; ROWS]),
-            Before::Rescale => Some([Increment::pow2(-1).bits(); ROWS]),
-        };
-        let call = Pv {
+        let increment = before.increment();
+        let call = self.c2(ROWS, increment.as_ref());
+        let o = &mut self.o[..D_V / STRIP];
+        self.options.backend.with(C2(self.tiles, call, o));
+        Work::Flop((2 * KEYS * ROWS * D_V) as u64)
+    }
+
+    /// The same over V as it lies, for so many `panels`, all with the same P: the way that `decode` has it where the
+    /// panels are a group's rows. Some backends read V from there, others pack it first.
+    ///
+    /// # Panics
+    /// If `panels` is more than [`TOGETHER`].
+    pub fn pv_as_it_lies(&mut self, panels: usize, before: Before) -> Work {
+        struct C2<'b>(&'b mut Tiles, &'b [Pv<'b>], &'b Rows<'b>, &'b mut [OStrip]);
+        impl Visitor for C2<'_> {
+            type Output = ();
+            fn visit<I: Isa>(self, isa: I) {
+                let Self(Tiles { l1, l0a, l0b, .. }, calls, values, o) = self;
+                // All numbers are finite here: nothing is left.
+                if I::PANELS_TOGETHER && calls.len() > 1 {
+                    let p: [&L0a; TOGETHER] = [l0a; _];
+                    let _ = isa.pv_panels::<D_V>(calls, &p, values, l0b, o);
+                    return;
+                }
+                let direct = calls.len() * ROWS <= I::DIRECT_ROWS;
+                if !direct {
+                    isa.pack_v::<D_V>(values.as_slice(), 0, &[], &mut l1.v);
+                }
+                for (call, o) in calls.iter().zip(o.chunks_mut(D_V / STRIP)) {
+                    let _ = if direct {
+                        isa.pv_direct::<D_V>(call, l0a, values, l0b, o)
+                    } else {
+                        isa.pv::<D_V>(call, l0a, &l1.v, l0b, o)
+                    };
+                }
+            }
+        }
+        let mut values = Rows::NONE;
+        values.gather(self.kv.chunks(D_QK).map(|row| &row[..D_V]));
+        let increment = before.increment();
+        let calls = [(); TOGETHER].map(|()| self.c2(panels * ROWS, increment.as_ref()));
+        let o = &mut self.o[..panels * D_V / STRIP];
+        let call = C2(self.tiles, &calls[..panels], &values, o);
+        self.options.backend.with(call);
+        Work::Flop((2 * KEYS * panels * ROWS * D_V) as u64)
+    }
+
+    /// C2 of a panel of so many rows together.
+    fn c2<'b>(&self, group_rows: usize, increment: Option<&'b [i32; ROWS]>) -> Pv<'b> {
+        Pv {
             rows: ROWS,
-            group_rows: ROWS,
+            group_rows,
             keys: KEYS,
             precision: self.options.precision,
-            increment: increment.as_ref(),
+            increment,
             next: &[],
-        };
-        self.options.backend.with(C2(self.tiles, call, self.o));
-        Work::Flop((2 * KEYS * ROWS * D_V) as u64)
+        }
     }
 
     /// Lines 14 and 15 alone: O times `2^n` by integer addition, as a pass of its
     /// own over the panel's O.
     pub fn rescale(&mut self, n: i32) -> Work {
-        let o = self.o.as_flattened_mut().as_flattened_mut();
+        let o = self.o[..D_V / STRIP].as_flattened_mut().as_flattened_mut();
         self.options.backend.rescale(o, Increment::pow2(n));
         Work::Elements((ROWS * D_V) as u64)
     }
@@ -255,14 +326,15 @@ impl<'a> Stages<'a> {
     /// The same by FP32 multiplication, which the compiler vectorises for the
     /// build's target features, not for the backend's.
     pub fn multiply(&mut self, n: i32) -> Work {
-        multiply(self.o.as_flattened_mut().as_flattened_mut(), n);
+        let o = self.o[..D_V / STRIP].as_flattened_mut().as_flattened_mut();
+        multiply(o, n);
         Work::Elements((ROWS * D_V) as u64)
     }
 
-    /// Strips of O.
+    /// Strips of O, of the first panel.
     #[must_use]
     pub fn o(&self) -> &[[[f32; STRIP]; ROWS]] {
-        self.o
+        &self.o[..D_V / STRIP]
     }
 }
 
