@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 use std::slice;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use amla::{Elements, Error, Options, Output, Plan, Problem, Shape, Workspace, decode_on_rayon};
@@ -164,13 +164,15 @@ impl Engine {
     /// GFLOP/s of the backend's multiply-add on registers, on all threads
     /// at once for about `duration`.
     fn peak_gflops(&self, duration: Duration) -> f64 {
-        let start = Instant::now();
+        let ready = Barrier::new(self.threads());
         let work = || {
+            // By its own time: waking up isn't part of it, and a thread doesn't wait for the others' last dots.
+            ready.wait();
+            let start = Instant::now();
             let mut flop = 0;
             while start.elapsed() < duration {
                 flop += self.options.backend.dot_loop(black_box(DOTS));
             }
-            // By its own time: the thread doesn't wait for the others' last dots.
             flop as f64 * 1e-9 / start.elapsed().as_secs_f64()
         };
         match &self.pool {
