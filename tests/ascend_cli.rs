@@ -1,50 +1,16 @@
 //! The `ascend` example as its users run it.
 
+#[path = "common/example.rs"]
+mod example;
+
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
 
-use serde_json::Value;
-
-/// The example beside this test: target/PROFILE/{deps/this, examples/ascend}.
-fn ascend(arguments: &[&str]) -> Output {
-    let mut path = std::env::current_exe().unwrap();
-    path.pop();
-    path.pop();
-    path.push(format!("examples/ascend{}", std::env::consts::EXE_SUFFIX));
-    assert!(
-        path.exists(),
-        "{} is missing; `cargo test` builds it, `cargo test --test ascend_cli` does not",
-        path.display()
-    );
-    let mut command = Command::new(path);
-    command.stdin(Stdio::null()).args(arguments);
-    command.output().unwrap()
-}
-
-/// What a successful run prints.
-fn printed(arguments: &[&str]) -> String {
-    let output = ascend(arguments);
-    let complaint = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success(), "{arguments:?}: {complaint}");
-    String::from_utf8(output.stdout).unwrap()
-}
-
-fn objects(arguments: &[&str]) -> Vec<Value> {
-    let lines = printed(arguments);
-    lines
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect()
-}
-
-fn number(object: &Value, name: &str) -> f64 {
-    object[name].as_f64().unwrap()
-}
+use example::{number, objects, printed, refused};
 
 #[test]
 fn the_table_is_twelve_cells_beside_the_paper() {
-    let cells = objects(&["--json"]);
+    let cells = objects("ascend", &["--json"]);
     assert_eq!(cells.len(), 12);
     let fitted = cells.iter().filter(|cell| cell["fitted"] == true).count();
     assert_eq!(fitted, 4);
@@ -60,21 +26,24 @@ fn the_table_is_twelve_cells_beside_the_paper() {
         }
     }
     assert!(worst < 4.0 && sum / 8.0 < 2.5, "{worst} {sum}");
-    let table = printed(&[]);
+    let table = printed("ascend", &[]);
     assert!(table.contains("8 cells predicted: FU within"), "{table}");
     assert_eq!(table.matches(" fit ").count(), 4, "{table}");
 }
 
 #[test]
 fn other_shapes_have_no_figures_of_the_paper() {
-    let cells = objects(&["--json", "--heads", "64", "--context", "1000", "--s-q", "3"]);
+    let cells = objects(
+        "ascend",
+        &["--json", "--heads", "64", "--context", "1000", "--s-q", "3"],
+    );
     let [cell] = cells.as_slice() else {
         panic!("{cells:?}");
     };
     assert!(cell["paper_us"].is_null() && cell["paper_fu"].is_null());
     assert_eq!(cell["fitted"], false);
     // Nor has another batch, or another machine's context.
-    let cells = objects(&["--json", "--batch", "48"]);
+    let cells = objects("ascend", &["--json", "--batch", "48"]);
     assert!(cells.iter().all(|cell| cell["paper_us"].is_null()));
 }
 
@@ -82,7 +51,10 @@ fn other_shapes_have_no_figures_of_the_paper() {
 fn charts_show_every_pipe() {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ascend.svg");
     let path = path.to_str().unwrap();
-    let chart = printed(&["--context", "4096", "--s-q", "2", "--gantt", "--svg", path]);
+    let chart = printed(
+        "ascend",
+        &["--context", "4096", "--s-q", "2", "--gantt", "--svg", path],
+    );
     for (pipe, letters) in [
         ("MTE2", "13 24"),
         ("MTE1", "13 24"),
@@ -108,7 +80,7 @@ fn charts_show_every_pipe() {
 
 #[test]
 fn claims_are_reported() {
-    let claims = printed(&["claims"]);
+    let claims = printed("ascend", &["claims"]);
     for line in [
         "MLA-128, s_q 2   483.6, paper 484: Cube-bound",
         "s_q 2, Amla Preload: FU 86.1 %, limit Cube (MMAD) (98.6 %)",
@@ -123,7 +95,10 @@ fn claims_are_reported() {
 #[test]
 fn the_papers_tiling_is_the_fastest_that_fits() {
     let arguments = ["sweep", "--s-q", "2", "--context", "2048", "--batch", "48"];
-    let tilings = objects(&[&arguments[..], &["--json", "--best", "3"]].concat());
+    let tilings = objects(
+        "ascend",
+        &[&arguments[..], &["--json", "--best", "3"]].concat(),
+    );
     assert_eq!(tilings.len(), 4);
     let paper = tilings.last().unwrap();
     assert_eq!(paper["paper"], true);
@@ -144,7 +119,7 @@ fn tile_loops_run_on_data() {
             "--algorithm",
             algorithm,
         ];
-        let result = objects(&[&arguments[..], &["--json"]].concat());
+        let result = objects("ascend", &[&arguments[..], &["--json"]].concat());
         let error = |who: &str| result[0][who][0].as_f64().unwrap();
         assert!(error("model") < 1.5e-3, "{result:?}");
         assert!(
@@ -179,11 +154,6 @@ fn mistakes_are_one_line_that_names_the_culprit() {
         (&["execute", "--rows", "300"], "--rows 300"),
         (&["execute", "--sigma", "nan"], "--sigma"),
     ] {
-        let output = ascend(arguments);
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
-        let complaint = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(complaint.lines().count(), 1, "{complaint}");
-        assert!(complaint.starts_with("error: "), "{complaint}");
-        assert!(complaint.contains(message), "{complaint}\nlacks: {message}");
+        refused("ascend", arguments, message);
     }
 }

@@ -2,6 +2,8 @@
 
 #[path = "common/cli.rs"]
 mod cli;
+#[path = "common/example.rs"]
+mod example;
 
 use std::fs;
 use std::process::Stdio;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use amla::format::{FP8_ROW, MODEL1_ROW, MODEL1_SCALES, encode_fp8, encode_int8, encode_model1};
 use amla::{Problem, reference};
@@ -12,23 +12,11 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::Value;
 
-pub const SCALE: f32 = 0.125;
-
-/// The example beside this test: target/PROFILE/{deps/this, examples/decode}.
 pub fn decode() -> Command {
-    let mut path = std::env::current_exe().unwrap();
-    path.pop();
-    path.pop();
-    path.push(format!("examples/decode{}", std::env::consts::EXE_SUFFIX));
-    assert!(
-        path.exists(),
-        "{} is missing; `cargo test` builds it, `cargo test --test decode_cli` does not",
-        path.display()
-    );
-    let mut command = Command::new(path);
-    command.stdin(Stdio::null());
-    command
+    crate::example::command("decode")
 }
+
+pub const SCALE: f32 = 0.125;
 
 /// An empty folder for one test.
 pub fn folder(name: &str) -> PathBuf {
