@@ -45,14 +45,14 @@ fn main() {
         o: vec![0.0; HEADS * 512],
         lse: vec![0.0; HEADS],
     };
-    let dense = problem(576, CONTEXT, &q, &kv);
+    let dense = problem(576, CONTEXT, q, kv);
     bench.paired("dense against itself", &dense, &dense);
     for page_size in [1, 16, 64, 128] {
         paged(&mut bench, &dense, page_size);
     }
-    apart(&mut bench, &dense, &kv);
-    quantised(&mut bench, &dense, &q, &kv);
-    sparse(&mut bench, &q, &kv);
+    apart(&mut bench, &dense, kv);
+    quantised(&mut bench, &dense, q, kv);
+    sparse(&mut bench, q, kv);
 }
 
 fn problem<'a>(d_qk: usize, s_k: usize, q: &'a [bf16], kv: &'a [bf16]) -> Problem<'a> {

@@ -38,8 +38,8 @@ fn options(id: BackendId, rescale: Rescale, precision: Precision) -> Options {
 /// Prepared tiles; leaked, for the process ends after one count.
 fn prepared(id: BackendId, rescale: Rescale, precision: Precision) -> Stages<'static> {
     let workspace = Box::leak(bytemuck::zeroed_box::<Workspace>());
-    let q = common::inputs(1, stages::ROWS * stages::D_QK).leak();
-    let kv = common::inputs(2, stages::KEYS * stages::D_QK).leak();
+    let q = common::inputs(1, stages::ROWS * stages::D_QK);
+    let kv = common::inputs(2, stages::KEYS * stages::D_QK);
     Stages::new(options(id, rescale, precision), workspace, q, kv)
 }
 
@@ -148,8 +148,8 @@ fn small(id: BackendId) -> Decode {
         d_qk: 576,
         d_v: 512,
     };
-    let q = common::inputs(1, shape.h_q * shape.d_qk).leak();
-    let kv = common::inputs(2, shape.s_k * shape.d_qk).leak();
+    let q = common::inputs(1, shape.h_q * shape.d_qk);
+    let kv = common::inputs(2, shape.s_k * shape.d_qk);
     (
         Problem::dense(shape, q, kv, 1.0 / 24.0),
         options(id, Rescale::Exact, Precision::Bf16),
@@ -188,7 +188,7 @@ fn f64s() -> &'static mut [f64] {
 }
 
 fn halves() -> &'static mut [u16] {
-    let halves = common::inputs(3, LEN).into_iter().map(half::bf16::to_bits);
+    let halves = common::inputs(3, LEN).iter().map(|x| x.to_bits());
     halves.collect::<Vec<_>>().leak()
 }
 

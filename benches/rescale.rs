@@ -328,7 +328,7 @@ fn kernel(criterion: &mut Criterion) {
             ..Options::default()
         };
         let mut workspace = bytemuck::zeroed_box::<Workspace>();
-        let mut s = Stages::new(options, &mut workspace, &q, &kv);
+        let mut s = Stages::new(options, &mut workspace, q, kv);
         let Work::Flop(flop) = s.pv_as_it_lies(1, Before::Overwrite) else {
             unreachable!("C2 is a matrix product");
         };

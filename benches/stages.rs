@@ -34,7 +34,7 @@ fn all(criterion: &mut Criterion) {
             backend,
             ..Options::default()
         };
-        let mut s = Stages::new(options, &mut workspace, &q, &kv);
+        let mut s = Stages::new(options, &mut workspace, q, kv);
         let mut group = criterion.benchmark_group(backend.id().name());
         stage(&mut group, "pack_q", &mut s, Stages::pack_q);
         stage(&mut group, "pack_v", &mut s, Stages::pack_v);
