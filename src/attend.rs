@@ -19,8 +19,8 @@
 //!             l = l * 2^(e - e') + rowsum(P)              line 6
 //!             N = (e - e') * 2^23                         lines 11, 12
 //!     C2(i):  at the block's first panel: pack V on the way (or before)
-//!             O = AS_FP32(AS_INT32(O) + N), total         lines 13-16, fused into
-//!             O = O + P V                                 lines 17, 18   one visit
+//!             O = AS_FP32(AS_INT32(O) + N), total         lines 13-16, in one visit
+//!             O = O + P V                                 lines 17, 18   of each tile
 //!             after the last block: O and l to one sum    then, in `results`: O / l, lse (20)
 //! ```
 //!

@@ -346,7 +346,7 @@ pub trait Isa: Copy {
         prob_of(p, precision, k, r, |tile| tile.0[k / 2][r])
     }
 
-    /// C2: rescales O by integer addition while loading it, and adds `P V`.
+    /// C2: rescales the rows of O that move by integer addition, tile by tile, and adds `P V`.
     ///
     /// `o` holds `D_V / 64` strips; rows beyond the last, up to a multiple of 16, hold anything then. V must be
     /// finite. Returns the strips that it left because P or O isn't.
