@@ -199,7 +199,7 @@ pub fn output_shape(problem: &Problem) -> Shape {
 }
 
 /// The value that a fraction `q` of them lies below, between its neighbours if need be.
-fn quantile(values: &mut [f64], q: f64) -> f64 {
+pub fn quantile(values: &mut [f64], q: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     let place = q * (values.len() - 1) as f64;
     let [low, high] = [place.floor(), place.ceil()].map(|place| values[place as usize]);
