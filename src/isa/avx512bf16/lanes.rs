@@ -6,7 +6,7 @@
 //!
 //! | stage | register tile | streams |
 //! |---|---|---|
-//! | C1 | 6 keys x 4 vectors of 2 rows, or 8 keys x 3 | Q by eights of pairs of features, K by broadcast from the cache itself |
+//! | C1 | 6 keys x 4 vectors of 2 rows, or 8 keys x 3; of 7 rows one has a vector to itself | Q by eights of pairs of features, K by broadcast from the cache itself |
 //! | V1 | two keys of 8 rows in the lanes | S, and P by pairs of keys |
 //! | C2 | 5 to 8 rows x 2 vectors of 16 columns | V from the cache itself, P by broadcast |
 //!
@@ -54,12 +54,17 @@ const fn vectors(rows: usize) -> usize {
     if rows <= 6 { 3 } else { 4 }
 }
 
-/// The vector that a row has in C1, of so many, and its first lane there: as `qk` puts vectors together in the end.
-const fn place(row: usize, vectors: usize) -> [usize; 2] {
-    match (row, vectors) {
-        (5, 3) => [2, EACH],
+/// The vector that a row has in C1, and its first lane there: as `qk` puts vectors together in the end.
+const fn place(row: usize, rows: usize) -> [usize; 2] {
+    match (row, rows) {
+        (5, 6) => [2, EACH],
         _ => [row / 4 * 2 + row % 2, row / 2 % 2 * EACH],
     }
+}
+
+/// The row that has C1's last vector to itself, if rows are odd: all of a line at once, with the line's first dot. With five it gains nothing.
+const fn alone(rows: usize) -> Option<usize> {
+    if rows == 7 { Some(5) } else { None }
 }
 
 /// [`Isa::pack_stream_q`]: for each dot of a key the vectors of all rows, zeros of rows beyond the last. Not for each
@@ -73,10 +78,15 @@ pub(super) fn pack_q(d_qk: usize, rows: &[&[bf16]], negate: bool, panel: &mut QP
     let out = &mut out[..vectors * (d_qk / 2 / EACH)];
     out.fill([0; LANES]);
     for (r, row) in rows.iter().enumerate() {
-        let [vector, lane] = place(r, vectors);
+        let [vector, lane] = place(r, rows.len());
         let row: &[[[bf16; 2]; EACH]] = row[..d_qk].as_chunks().0.as_chunks().0;
-        for (pairs, out) in row.iter().zip(out.chunks_mut(vectors)) {
-            for (&[even, odd], out) in pairs.iter().zip(&mut out[vector][lane..]) {
+        for (i, pairs) in row.iter().enumerate() {
+            let [dot, lane] = match alone(rows.len()) {
+                Some(row) if row == r => [i - i % DOTS, i % DOTS * EACH],
+                _ => [i, lane],
+            };
+            let out = &mut out[dot * vectors + vector][lane..];
+            for (&[even, odd], out) in pairs.iter().zip(out) {
                 let pair = u32::from(even.to_bits()) | u32::from(odd.to_bits()) << 16;
                 *out = pair ^ sign;
             }
@@ -147,10 +157,10 @@ pub(super) fn stream<W: Widths>(
             asked,
             asked_later: &asked[whole / 2..whole],
         };
-        if vectors(rows) == 3 {
-            step.scores::<GROUP_OF_3, { GROUP_OF_3 / 2 }, 3>(whole, q, &mut s);
-        } else {
-            step.scores::<GROUP_OF_4, { GROUP_OF_4 / 2 }, 4>(whole, q, &mut s);
+        match rows {
+            ..=6 => step.scores::<GROUP_OF_3, { GROUP_OF_3 / 2 }, 3, 3>(whole, q, &mut s),
+            7 => step.scores::<GROUP_OF_4, { GROUP_OF_4 / 2 }, 4, 3>(whole, q, &mut s),
+            _ => step.scores::<GROUP_OF_4, { GROUP_OF_4 / 2 }, 4, 4>(whole, q, &mut s),
         }
         let finite = softmax(isa, call, first, len, &s, state, &mut probs);
         if state.increment[..rows].iter().any(|&n| n != 0) {
@@ -200,10 +210,11 @@ struct Step<'a, W> {
 }
 
 impl<W: Widths> Step<'_, W> {
-    /// C1 of so many keys, and of some behind them, in tiles of so many keys, which are so many pairs, and vectors of rows.
+    /// C1 of so many keys, and of some behind them, in tiles of so many keys, which are so many pairs, and vectors of rows, of which
+    /// so many have two.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn scores<const GROUP: usize, const HALF: usize, const VECTORS: usize>(
+    fn scores<const GROUP: usize, const HALF: usize, const VECTORS: usize, const SHARED: usize>(
         &self,
         keys: usize,
         q: &[u32],
@@ -216,7 +227,7 @@ impl<W: Widths> Step<'_, W> {
         let s = s.0.as_chunks_mut().0.iter_mut();
         for (group, ((keys, asked), s)) in keys.zip(asked).zip(s).take(groups).enumerate() {
             self.touch(HALF * group + STEP / 2);
-            self.qk::<GROUP, HALF, VECTORS>(*keys, *asked, q, s);
+            self.qk::<GROUP, HALF, VECTORS, SHARED>(keys, asked, q, s);
         }
     }
 
@@ -229,19 +240,22 @@ impl<W: Widths> Step<'_, W> {
         }
     }
 
-    /// C1 of a tile of keys, which asks for the lines of half as many rows, as many as C2 does for them. `keys` lie in registers,
-    /// since [`apart`](Zmm::apart) may have changed memory for all that the compiler knows.
+    /// C1 of a tile of keys, which asks for the lines of half as many rows, as many as C2 does for them.
     #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn qk<const GROUP: usize, const HALF: usize, const VECTORS: usize>(
+    fn qk<const GROUP: usize, const HALF: usize, const VECTORS: usize, const SHARED: usize>(
         &self,
-        keys: [*const bf16; GROUP],
-        mut asked: [*const bf16; HALF],
+        keys: &[*const bf16; GROUP],
+        asked: &[*const bf16; HALF],
         q: &[[[u32; LANES]; VECTORS]],
         s: &mut [[f32; LANES]; HALF],
     ) {
         const { assert!(GROUP == 2 * HALF && 2 * VECTORS <= ROWS) };
+        const { assert!(VECTORS - SHARED <= 1) };
         assert!(self.lines <= self.widths.lines() && q.len() == self.widths.lines() * DOTS);
+        // In registers: `apart` may have changed memory for all that the compiler knows. And copied here: a caller's copy may lie across
+        // two cache lines, and would be waited for.
+        let (keys, mut asked) = (*keys, *asked);
         let mut acc = [[_mm512_setzero_ps(); VECTORS]; GROUP];
         // Not unrolled, or requests would be moved together.
         for line in 0..self.lines {
@@ -265,8 +279,16 @@ impl<W: Widths> Step<'_, W> {
                     // SAFETY: a key is valid for as many lines as `widths` says, of so many dots each, and this is one of them, by the
                     // assertion.
                     let key = unsafe { broadcast(keys[k].add(line * LINE + 2 * EACH * dot)) };
-                    for v in 0..VECTORS {
+                    for v in 0..SHARED {
                         acc[k][v] = _mm512_dpbf16_ps(acc[k][v], pairs[v], key);
+                    }
+                }
+                if SHARED < VECTORS && dot == 0 {
+                    for k in 0..GROUP {
+                        // SAFETY: the same; no alignment needed.
+                        let key = unsafe { _mm512_loadu_si512(keys[k].add(line * LINE).cast()) };
+                        acc[k][SHARED] =
+                            _mm512_dpbf16_ps(acc[k][SHARED], pairs[SHARED], as_pairs(key));
                     }
                 }
             }
@@ -278,7 +300,10 @@ impl<W: Widths> Step<'_, W> {
             for v in 0..VECTORS {
                 sums[v] = added(first[v], second[v]);
             }
-            if VECTORS == 3 {
+            if SHARED < VECTORS {
+                // In both halves; what lies where the eighth row would is a copy.
+                sums[SHARED] = _mm512_add_ps(sums[SHARED], swapped_halves(sums[SHARED]));
+            } else if VECTORS == 3 {
                 // The sixth row; the last two are copies.
                 sums[3] = swapped_halves(sums[2]);
             }
