@@ -296,7 +296,7 @@ mod x86 {
 mod tests {
     extern crate std;
 
-    #[cfg(target_arch = "aarch64")]
+    #[cfg(all(target_arch = "aarch64", not(amla_tiles = "small")))]
     #[test]
     fn agrees_with_std() {
         assert!(std::arch::is_aarch64_feature_detected!("neon"));
