@@ -355,7 +355,7 @@ struct amla_plan_info {
     size_t tasks;
     // FP32 numbers that each task's result takes.
     size_t partial_len;
-    // FP32 numbers that all tasks' results take: tasks * partial_len.
+    // FP32 numbers that all tasks' results take: tasks * partial_len, or SIZE_MAX where that is more.
     size_t partials_len;
 };
 

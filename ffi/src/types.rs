@@ -349,7 +349,7 @@ pub struct PlanInfo {
     pub tasks: usize,
     /// FP32 numbers that each task's result takes.
     pub partial_len: usize,
-    /// FP32 numbers that all tasks' results take: tasks * partial_len.
+    /// FP32 numbers that all tasks' results take: tasks * partial_len, or SIZE_MAX where that is more.
     pub partials_len: usize,
 }
 
