@@ -6,7 +6,7 @@ mod example;
 use std::fs;
 use std::path::Path;
 
-use example::{number, objects, printed, refused};
+use example::{command, number, objects, printed, refused};
 
 #[test]
 fn the_table_is_twelve_cells_beside_the_paper() {
@@ -154,6 +154,6 @@ fn mistakes_are_one_line_that_names_the_culprit() {
         (&["execute", "--rows", "300"], "--rows 300"),
         (&["execute", "--sigma", "nan"], "--sigma"),
     ] {
-        refused("ascend", arguments, message);
+        refused(command("ascend").args(arguments), message);
     }
 }

@@ -12,11 +12,14 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::Value;
 
-pub fn decode() -> Command {
-    crate::example::command("decode")
-}
+use crate::example;
 
 pub const SCALE: f32 = 0.125;
+
+/// The example.
+pub fn decode() -> Command {
+    example::command("decode")
+}
 
 /// An empty folder for one test.
 pub fn folder(name: &str) -> PathBuf {
@@ -301,14 +304,7 @@ pub fn counts(record: &Value, keys: f64, width: f64) {
 
 /// Exit code 2, one line on stderr that says `why`, nothing on stdout.
 pub fn refused(command: &mut Command, why: &str) {
-    let output = command.output().unwrap();
-    let stderr = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{why}: {stderr}");
-    assert_eq!(stderr.lines().count(), 1, "{why}: {stderr}");
-    assert!(
-        stderr.starts_with("error: ") && stderr.contains(why),
-        "{why}: {stderr}"
-    );
+    let output = example::refused(command, why);
     assert_eq!(text(&output.stdout), "", "{why}");
 }
 

@@ -21,14 +21,9 @@ pub fn command(name: &str) -> Command {
     command
 }
 
-/// What a run comes to.
-pub fn output(name: &str, arguments: &[&str]) -> Output {
-    command(name).args(arguments).output().unwrap()
-}
-
 /// What a successful run prints.
 pub fn printed(name: &str, arguments: &[&str]) -> String {
-    let output = output(name, arguments);
+    let output = command(name).args(arguments).output().unwrap();
     let complaint = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{arguments:?}: {complaint}");
     String::from_utf8(output.stdout).unwrap()
@@ -47,12 +42,15 @@ pub fn number(object: &Value, name: &str) -> f64 {
     object[name].as_f64().unwrap()
 }
 
-/// A run fails with one line on standard error, which names the culprit.
-pub fn refused(name: &str, arguments: &[&str], culprit: &str) {
-    let output = output(name, arguments);
-    let complaint = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {complaint}");
-    assert_eq!(complaint.lines().count(), 1, "{arguments:?}: {complaint}");
-    assert!(complaint.starts_with("error: "), "{complaint}");
-    assert!(complaint.contains(culprit), "{arguments:?}: {complaint}");
+/// Exit code 2, one line on standard error that says `why`.
+pub fn refused(command: &mut Command, why: &str) -> Output {
+    let output = command.output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{why}: {stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{why}: {stderr}");
+    assert!(
+        stderr.starts_with("error: ") && stderr.contains(why),
+        "{why}: {stderr}"
+    );
+    output
 }
