@@ -296,7 +296,7 @@ impl<'a> Stages<'a> {
         let mut values = Rows::NONE;
         values.gather(self.kv.chunks(D_QK).map(|row| &row[..D_V]));
         let increment = before.increment();
-        let calls = [(); TOGETHER].map(|()| self.c2(panels * ROWS, increment.as_ref()));
+        let calls = [self.c2(panels * ROWS, increment.as_ref()); TOGETHER];
         let o = &mut self.o[..panels * D_V / STRIP];
         let call = C2(self.tiles, &calls[..panels], &values, o);
         self.options.backend.with(call);

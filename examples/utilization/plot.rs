@@ -156,7 +156,7 @@ fn draw_roofline(figure: &Figure, area: &Area) -> Drawn<()> {
     chart
         .draw_series(measured().map(|cell| reached(cell, 6, VERMILION)))
         .map_err(text)?
-        .label("reached by these")
+        .label("reached by those")
         .legend(dot(6, VERMILION.filled()));
 
     let names = allowed.iter().enumerate().map(|(index, &(variant, at))| {
