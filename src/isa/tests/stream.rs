@@ -374,6 +374,47 @@ fn streams_go_on() {
     }
 }
 
+/// Nor whether other rows have a reference yet: a pool may take some rows of a group without the others.
+#[test]
+fn rows_that_see_nothing_do_not_show() {
+    let (q, keys) = (
+        numbers(89, ROWS * MAX_D_QK),
+        numbers(91, BLOCK_KEYS * MAX_D_QK),
+    );
+    let values = numbers(93, BLOCK_KEYS * MAX_D_V);
+    for (rows, len) in cases().filter(|case| case.0 > 1) {
+        // The last row.
+        let mask = [(1 << (rows - 1)) - 1; BLOCK_KEYS];
+        for (rescale, precision) in [
+            (Rescale::Exact, Precision::Bf16),
+            (Rescale::Exact, Precision::Bf16x2),
+            (Rescale::Compensated, Precision::Bf16),
+        ] {
+            let all = Run {
+                rescale,
+                precision,
+                ..run(&q, &keys, &values, rows, len)
+            };
+            let some = Run {
+                mask: Some(&mask),
+                ..all
+            };
+            for way in ways() {
+                let (Some(got), Some(want)) = (way.with(stream(some)), way.with(stream(all)))
+                else {
+                    continue;
+                };
+                for (got, want) in got.o.iter().zip(&want.o) {
+                    assert!(got[..rows - 1] == want[..rows - 1], "{way:?} {rows} {len}");
+                }
+                for (got, want) in fields(&got.state).iter().zip(fields(&want.state)) {
+                    assert_eq!(got[..rows - 1], want[..rows - 1]);
+                }
+            }
+        }
+    }
+}
+
 /// With few rows processors differ in what memory is asked for, and in whether dots or multiply-adds of widened numbers are
 /// taken, and not in a bit of the results.
 #[test]

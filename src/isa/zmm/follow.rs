@@ -35,8 +35,7 @@ pub fn follow(
     let above = _mm512_roundscale_ps::<{ _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC }>(scaled);
     let above = _mm512_add_ps(above, _mm512_set1_ps(HEADROOM));
     let next = _mm512_mask_mov_ps(reference, moves, above);
-    let near = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(_mm512_abs_ps(next), _mm512_set1_ps(FAR));
-    if some & !near != 0 || moves != 0 && !exact {
+    if some & !near(next) != 0 || moves != 0 && !exact {
         return one_by_one(zmm, call, v, score, state);
     }
     let mut increment = _mm512_setzero_si512();
@@ -66,6 +65,13 @@ pub fn follow(
         _mm512_maskz_mov_ps(some, score),
         _mm512_mask_mov_ps(lowest, some, offset),
     ]
+}
+
+/// Which references are numbers that FP32 has fractions around.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub fn near(reference: __m512) -> __mmask16 {
+    _mm512_cmp_ps_mask::<_CMP_LT_OQ>(_mm512_abs_ps(reference), _mm512_set1_ps(FAR))
 }
 
 #[cold]

@@ -60,15 +60,60 @@ pub fn softmax<const V: usize>(
         max = four(max, i, zmm.max_lanes(largest));
     }
     let bases = follow(zmm, call, max, state);
-    let exact = call.rescale == Rescale::Exact;
+    let rows = zmm.mask_of(u64::MAX >> (64 - call.rows), 0);
+    let reference = zmm.load(&state.reference.as_chunks().0[0]);
+    let whole = match call.rescale {
+        Rescale::Exact => rows & follow::near(reference),
+        Rescale::Compensated => 0,
+    };
+    // Nothing of rows beyond is above theirs.
+    let references = _mm512_mask_mov_ps(zmm.splat(f32::INFINITY), whole, reference);
+    // The processor foresees that no reference moves, and then doesn't wait for the largest scores.
+    let sums = if whole == rows {
+        exponentiate::<V, true>(zmm, call, &seen, whole, references, &bases, p)
+    } else {
+        exponentiate_apart(zmm, call, &seen, whole, references, &bases, p)
+    };
+    let sum = &mut state.sum.as_chunks_mut().0[0];
+    let totals = _mm512_add_ps(zmm.load(sum), sums);
+    zmm.store(totals, sum);
+    Known {
+        bases,
+        seen,
+        sums,
+        totals,
+    }
+}
+
+/// P of all keys and its sums. Of the rows that are `whole`, or of all, it is relative to the reference itself: in exact mode a whole number, so
+/// that it is rounded once.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn exponentiate<const V: usize, const ALL: bool>(
+    zmm: Zmm,
+    call: &Softmax<'_>,
+    seen: &[[__mmask16; V]; ROWS],
+    whole: __mmask16,
+    references: __m512,
+    bases: &Bases,
+    p: &mut ByRow<V>,
+) -> __m512 {
+    let exact = ALL || call.rescale == Rescale::Exact;
     let scale = zmm.splat(call.scale);
     let mut sums = zmm.splat(0.0);
-    for i in 0..fours {
+    for i in 0..call.rows.div_ceil(GROUP) {
         let mut probs = [zmm.splat(0.0); GROUP];
         for (r, sum) in (GROUP * i..).zip(&mut probs) {
+            // Not by way of memory: a load of a part of what was just stored waits until that has left for L1d.
+            let lane = _mm512_set1_epi32(i32::try_from(r).unwrap_or(0));
+            let reference = _mm512_permutexvar_ps(lane, references);
             for (v, (p, &seen)) in p.0[r].iter_mut().zip(&seen[r]).enumerate() {
-                let below = _mm512_sub_ps(zmm.load(p), zmm.splat(bases.max[r]));
-                let t = _mm512_fmadd_ps(below, scale, zmm.splat(bases.offset[r]));
+                let t = if ALL || whole >> r & 1 != 0 {
+                    _mm512_fmsub_ps(zmm.load(p), scale, reference)
+                } else {
+                    let below = _mm512_sub_ps(zmm.load(p), zmm.splat(bases.max[r]));
+                    _mm512_fmadd_ps(below, scale, zmm.splat(bases.offset[r]))
+                };
                 let prob = _mm512_maskz_mov_ps(seen, zmm.exp2(t));
                 let taken = if exact {
                     prob
@@ -85,15 +130,22 @@ pub fn softmax<const V: usize>(
         }
         sums = four(sums, i, zmm.sum_lanes(probs));
     }
-    let sum = &mut state.sum.as_chunks_mut().0[0];
-    let totals = _mm512_add_ps(zmm.load(sum), sums);
-    zmm.store(totals, sum);
-    Known {
-        bases,
-        seen,
-        sums,
-        totals,
-    }
+    sums
+}
+
+/// The same where not all rows are whole. Not where it is called: a choice between both would wait for the largest scores.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn exponentiate_apart<const V: usize>(
+    zmm: Zmm,
+    call: &Softmax<'_>,
+    seen: &[[__mmask16; V]; ROWS],
+    whole: __mmask16,
+    references: __m512,
+    bases: &Bases,
+    p: &mut ByRow<V>,
+) -> __m512 {
+    exponentiate::<V, false>(zmm, call, seen, whole, references, bases, p)
 }
 
 /// Adds to the sums of what C2 takes.
