@@ -10,11 +10,13 @@
 //! | V1 | two keys of 8 rows in the lanes | S, and P by pairs of keys |
 //! | C2 | 5 to 8 rows x 2 vectors of 16 columns | V from the cache itself, P by broadcast |
 //!
-//! C1 asks memory for half of the keys to come, C2 for the other half: into L1d, each line once and with dots before the next. Half a
-//! step before they ask for a line of every third row, which is one in each page where MLA's rows lie together: requests wait until a
-//! page has been looked up.
+//! C1 asks memory for half of the keys to come, C2 for the other half: into L1d, each line once and with dots before the next; and V1,
+//! lest memory waits for C2, for a line of each row of C2's half. Half a step before they ask for a line of every third row, which is
+//! one in each page where MLA's rows lie together: requests wait until a page has been looked up.
 //!
 //! O lies as [`super::stream`] keeps it.
+
+use core::ops::Range;
 
 use super::few::{self, PIECES};
 use super::stream::{Residual, read, residuals, widened_piece, write};
@@ -162,7 +164,11 @@ pub(super) fn stream<W: Widths>(
             7 => step.scores::<GROUP_OF_4, { GROUP_OF_4 / 2 }, 4, 3>(whole, q, &mut s),
             _ => step.scores::<GROUP_OF_4, { GROUP_OF_4 / 2 }, 4, 4>(whole, q, &mut s),
         }
-        let finite = softmax(isa, call, first, len, &s, state, &mut probs);
+        let asked = Middles {
+            rows: step.asked_later,
+            column: block.widths.lines() / 2 * LINE,
+        };
+        let finite = softmax(isa, call, first..first + len, &asked, &s, state, &mut probs);
         if state.increment[..rows].iter().any(|&n| n != 0) {
             stream::advance(zmm, &state.increment[..rows], o);
         }
@@ -498,14 +504,21 @@ fn to_rows(lanes: __m512) -> __m512 {
     _mm512_permutexvar_ps(first, lanes)
 }
 
-/// V1 of the keys from `first` on, `len` of them. Returns whether all scores are finite, also of keys that nobody sees.
+/// A line of each row that C2 will ask for: one of the middle, so that what C2 finds asked for already is spread over all of its time.
+struct Middles<'a> {
+    /// As many as pairs of keys. They may lie anywhere.
+    rows: &'a [*const bf16],
+    column: usize,
+}
+
+/// V1 of these keys. Returns whether all scores are finite, also of keys that nobody sees.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn softmax(
     isa: Avx512Bf16,
     call: &Softmax<'_>,
-    first: usize,
-    len: usize,
+    keys: Range<usize>,
+    asked: &Middles<'_>,
     s: &Scores,
     state: &mut RowState,
     probs: &mut Probs,
@@ -513,9 +526,9 @@ fn softmax(
     /// So that latency isn't what limits.
     const CHAINS: usize = 4;
     let zmm = isa.zmm;
-    let pairs = len.next_multiple_of(KEYS) / 2;
-    let seen = seen(call, first, len);
-    let (seen, s) = (&seen[..pairs], &s.0[..pairs]);
+    let pairs = keys.len().next_multiple_of(KEYS) / 2;
+    let seen = seen(call, keys.start, keys.len());
+    let (seen, s, rows) = (&seen[..pairs], &s.0[..pairs], &asked.rows[..pairs]);
     let (lowest, zero) = (zmm.splat(f32::NEG_INFINITY), zmm.splat(0.0));
     let (mut max, mut zeros) = ([lowest; CHAINS], [zero; CHAINS]);
     let chunks = s.as_chunks::<CHAINS>().0.iter();
@@ -548,7 +561,11 @@ fn softmax(
     let [high, low] = &mut probs.parts;
     let high: &mut [[_; CHAINS / 2]] = high.as_flattened_mut().as_chunks_mut().0.as_chunks_mut().0;
     let low: &mut [[_; CHAINS / 2]] = low.as_flattened_mut().as_chunks_mut().0.as_chunks_mut().0;
-    for ((s, seen), (high, low)) in vectors.zip(high.iter_mut().zip(low)) {
+    let vectors = vectors.zip(rows.as_chunks::<CHAINS>().0);
+    for (((s, seen), rows), (high, low)) in vectors.zip(high.iter_mut().zip(low)) {
+        for row in rows {
+            zmm.prefetch(row.wrapping_add(asked.column));
+        }
         let mut prob = [zero; CHAINS];
         for i in 0..CHAINS {
             let below = _mm512_sub_ps(load(&s[i]), max);
