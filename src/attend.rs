@@ -14,13 +14,13 @@
 //!     C1(i):  S[i % 2] = K_block Q_panel^T                line 4
 //!     V1(i):  e' = e, or 3 above ceil(log2-max of S)      lines 5, 6
 //!                  where that is larger (ADR 0029)
-//!             P = exp2(S - e'), rounded to BF16,          lines 6, 7, 10
-//!             and what that takes from the largest
-//!             l = l * 2^(e - e') + rowsum(P)              line 6
+//!             P = exp2(S - e' - r), rounded to BF16,      lines 6, 7, 10
+//!                  r so that the largest is exact (ADR 0035)
+//!             l = l * 2^(e - e') + 2^r rowsum(P)          line 6
 //!             N = (e - e') * 2^23                         lines 11, 12
 //!     C2(i):  at the block's first panel: pack V on the way (or before)
 //!             O = AS_FP32(AS_INT32(O) + N), total         lines 13-16, in one visit
-//!             O = O + P V                                 lines 17, 18   of each tile
+//!             O = O + 2^r P V                             lines 17, 18   of each tile
 //!             after the last block: O and l to one sum    then, in `results`: O / l, lse (20)
 //! ```
 //!
@@ -37,7 +37,8 @@
 //!    score's (exact) distance from the block's maximum.
 //! 4. The constant 1e-6 of line 11 is left out and the clamp of -30 is -255.
 //! 5. O is normalised by the sum of P as rounded, lse comes from the unrounded
-//!    sum, and each block's (or step's) largest P is two BF16, as it may carry the row.
+//!    sum. Each block's largest P, which may carry the row, is a power of two, and products
+//!    are weighed for that; or, where they are accumulated in O, it is two BF16.
 //! 6. S^T and O are computed with query rows across S's vectors and value columns
 //!    across O's, so that no vector is ever reduced horizontally.
 //! 7. Blocks have 192 keys, not 512, so that V fits the three K/V buffers

@@ -163,7 +163,7 @@ fn prob_of(p: &L0a, precision: Precision, k: usize, r: usize, pair: impl Fn(&PTi
         }
         Precision::Bf16 => {}
     }
-    prob
+    prob * p.weights[r]
 }
 
 /// What C2 needs beside its tiles.

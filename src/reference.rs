@@ -8,6 +8,7 @@
 //! | [`amla_as_printed`] | Algorithm 2, `alg:ascend_mla` | BF16, times S16 | an integer addition, not total |
 //! | [`amla_compensated`] | Algorithm 2 with the appendix | BF16, times S16 | a total integer addition |
 //! | [`amla_exact`] | ours | BF16, or a BF16 pair | `2^n` exactly, where it moved |
+//! | [`amla_exact_split_max`] | ours, accumulating in place | BF16, the largest a BF16 pair | the same |
 //!
 //! They take the kernel's [`Problem`], of any widths, go through it row by row (a row is one query head of one query
 //! position of one request), and share no arithmetic with the kernel but [`crate::bits`].
@@ -41,7 +42,7 @@ use core::f64::consts::LN_2;
 use core::ops::{AddAssign, Mul, Range};
 
 use half::bf16;
-use libm::{ceilf, exp, exp2f, expf, log, rintf};
+use libm::{ceilf, exp, exp2f, expf, floorf, log, rintf};
 
 use crate::bits::{
     HEADROOM, Increment, add_increment_f32_slice, as_printed_f32, bf16_round, bf16_widen,
@@ -51,7 +52,7 @@ use crate::error::{Argument, Error, right_length};
 use crate::format;
 use crate::problem::{Precision, Problem, in_range};
 use crate::schedule::splits;
-use crate::tile::{BLOCK_KEYS, MAX_D_QK, MAX_D_V, ascend::BASE_K};
+use crate::tile::{BLOCK_KEYS, MAX_D_QK, MAX_D_V, STRIP, ascend::BASE_K};
 
 /// How a row's keys are cut: into blocks, and before that into splits, if the row is long.
 ///
@@ -457,13 +458,13 @@ pub fn amla_compensated(
 /// The comments give the lines of Algorithm 2 that each step replaces. With scores in units of log2, the reference exponent
 /// is `e_i = e_{i-1}` as long as `ceil(rowmax(S_i))` isn't larger, and 3 above that otherwise; and:
 ///
-/// * P = `2^(S - e_i)`, in 0 to 1, goes straight to BF16 (or, in [`Precision::Bf16x2`], to the pair hi = bf16(P),
-///   lo = bf16(P - hi)): there is no S16 that a compensation had to make up for (lines 7 to 10).
+/// * With `rowmax(S_i) - e_i = f_i + r_i`, where f_i is a whole number and r_i in 0 to 1, P = `2^(S - rowmax(S_i) + f_i)` goes to BF16.
+///   So the largest P is a power of two and exact, as Algorithm 1's P = 1 is. O gets P V times the weight `2^r_i`, one
+///   FP32 number for a row and block that comes with the addition (lines 7 to 10, 17 and 18).
+/// * In [`Precision::Bf16x2`], P is `2^(S - e_i)`, in 0 to 1, and goes to the pair hi = bf16(P), lo = bf16(P - hi).
 /// * O is multiplied by `2^(e_{i-1} - e_i)` (lines 11 to 16), exactly, and only when e moved.
 /// * O is normalised by the sum of the *rounded* P (hi + lo), so that rounding errors common to the weights cancel; lse is
 ///   taken from the sum of the unrounded P.
-/// * In [`Precision::Bf16`], the largest P of a row is no longer exactly representable, as Algorithm 1's P = 1 is. So
-///   each block's largest P is taken as such a pair.
 /// * In [`Precision::Bf16x2`], an infinite element of V may give NaN in its column instead of the infinity, as lo may be zero
 ///   or negative.
 ///
@@ -479,8 +480,44 @@ pub fn amla_exact(
     o: &mut [f32],
     lse: &mut [f32],
 ) -> Result<(), Error> {
+    exact(problem, blocks.into(), precision, Largest::Exact, o, lse)
+}
+
+/// [`amla_exact`] in [`Precision::Bf16`] for kernels whose products are accumulated in O itself, as AMX's tiles do: nothing can be
+/// weighed there, so P is `2^(S - e_i)`. The largest P of a row is rounded like any other then; each block's is
+/// taken as a pair hi = bf16(P), lo = bf16(P - hi).
+///
+/// # Errors
+///
+/// Those of [`base`].
+pub fn amla_exact_split_max(
+    problem: &Problem,
+    blocks: impl Into<Blocks>,
+    o: &mut [f32],
+    lse: &mut [f32],
+) -> Result<(), Error> {
+    let precision = Precision::Bf16;
+    exact(problem, blocks.into(), precision, Largest::Split, o, lse)
+}
+
+/// How the largest P of a block is more than BF16.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Largest {
+    /// P is relative to it.
+    Exact,
+    /// It has two parts.
+    Split,
+}
+
+fn exact(
+    problem: &Problem,
+    blocks: Blocks,
+    precision: Precision,
+    largest: Largest,
+    o: &mut [f32],
+    lse: &mut [f32],
+) -> Result<(), Error> {
     check(problem, o.len(), lse.len())?;
-    let blocks = blocks.into();
     blocks.check(problem)?;
     let scale = problem.log2_scale().abs();
     each_row(problem, blocks.split, o, lse, |row, o| {
@@ -512,12 +549,20 @@ pub fn amla_exact(
             let n = difference(e_prev, e);
             // Line 6. The difference comes before the product: it is exact for the scores that matter.
             let shift = finite_or_zero(max);
-            let offset = offset(max, scale, e);
+            let mut offset = offset(max, scale, e);
+            let mut weight = 1.0;
+            if precision == Precision::Bf16 && largest == Largest::Exact {
+                let whole = floorf(offset);
+                if whole != f32::NEG_INFINITY {
+                    weight = exp2f(offset - whole);
+                }
+                offset = whole;
+            }
             let p = s;
             for p in &mut *p {
                 *p = exp2f((*p - shift) * scale + offset);
             }
-            l = mul_pow2_f32(l, n) + rowsum(p);
+            l = mul_pow2_f32(l, n) + rowsum(p) * weight;
             // Lines 11 to 16.
             if n != 0 {
                 add_increment_f32_slice(o, Increment::pow2(n));
@@ -525,9 +570,15 @@ pub fn amla_exact(
             // Line 10, then lines 17 and 18, C2: O += P V.
             l_rounded = mul_pow2_f32(l_rounded, n);
             match precision {
+                Precision::Bf16 if largest == Largest::Exact => {
+                    for p in &mut *p {
+                        *p = to_bf16(*p);
+                    }
+                    l_rounded += rowsum(p) * weight;
+                    row.weighed_pv(&keys, p, weight, o);
+                }
                 Precision::Bf16 => {
-                    // The largest P in two parts.
-                    let largest = largest(p);
+                    let largest = last_largest(p);
                     let residual = largest.map_or(0.0, |k| to_bf16(p[k] - to_bf16(p[k])));
                     for p in &mut *p {
                         *p = to_bf16(*p);
@@ -666,10 +717,26 @@ impl<'a> Row<'a> {
 
     /// C2: `o += P V` in FP32.
     fn pv(&self, keys: &Range<usize>, p: &[f32], o: &mut [f32]) {
+        self.columns_pv(keys, p, 0, o);
+    }
+
+    /// `o += weight * (P V)`, the product first.
+    fn weighed_pv(&self, keys: &Range<usize>, p: &[f32], weight: f32, o: &mut [f32]) {
+        for (strip, o) in o.chunks_mut(STRIP).enumerate() {
+            let mut product = [0.0; STRIP];
+            self.columns_pv(keys, p, strip * STRIP, &mut product[..o.len()]);
+            for (o, product) in o.iter_mut().zip(product) {
+                *o += weight * product;
+            }
+        }
+    }
+
+    /// [`pv`](Self::pv) of the columns from `first` on.
+    fn columns_pv(&self, keys: &Range<usize>, p: &[f32], first: usize, o: &mut [f32]) {
         let mut row = [bf16::ZERO; MAX_D_QK];
         for (&p, k) in p.iter().zip(keys.clone()) {
             if self.sees(k) {
-                axpy(o, p, self.value(k, &mut row));
+                axpy(o, p, &self.value(k, &mut row)[first..]);
             }
         }
     }
@@ -929,7 +996,7 @@ fn rowmax(s: &[f32]) -> f32 {
 }
 
 /// The last of the largest positive P of a block.
-fn largest(p: &[f32]) -> Option<usize> {
+fn last_largest(p: &[f32]) -> Option<usize> {
     let mut largest = None;
     let mut most = f32::MIN_POSITIVE;
     for (k, &p) in p.iter().enumerate() {

@@ -118,8 +118,10 @@ pub struct L0a {
     pub high: PTile,
     /// What that rounding took, rounded to BF16 ([`Precision::Bf16x2`](crate::Precision)).
     pub low: PTile,
-    /// What it took from the largest P of each row ([`Precision::Bf16`](crate::Precision)).
+    /// What it took from the largest P of each row ([`Precision::Bf16`](crate::Precision)), if that isn't a power of two.
     pub residuals: Residuals,
+    /// What each row's products count for: P is so much smaller than it were relative to the reference.
+    pub weights: [f32; PANEL_ROWS],
 }
 
 /// What rounding took from a block's largest P of each row, as one more pair of P.
@@ -243,6 +245,7 @@ impl Workspace {
                         pair: [0; _],
                         p: [0; _],
                     },
+                    weights: [0.0; _],
                 },
                 l0b: [Tile([[0.0; _]; _]); _],
                 l0c: [Tile([[0.0; _]; _]); _],
@@ -285,7 +288,7 @@ const _: () = {
     assert!(size_of::<STile>() == 4 * BLOCK_KEYS * PANEL_ROWS);
     assert!(size_of::<PTile>() == 4 * BLOCK_PAIRS * PANEL_ROWS);
     assert!(size_of::<Widened>() == 4 * ascend::BASE_K * WIDENED_ROWS);
-    assert!(size_of::<L0a>() == 2 * size_of::<PTile>() + size_of::<Residuals>());
+    assert!(size_of::<L0a>() == 2 * size_of::<PTile>() + size_of::<Residuals>() + 4 * PANEL_ROWS);
     assert!(size_of::<L1>() == PANELS * size_of::<QPanel>() + 9 * size_of::<VStrip>());
     assert!(size_of::<Residuals>() == PANEL_ROWS * 2 * 4);
     assert!(size_of::<RowState>() == PANEL_ROWS * 6 * 4);

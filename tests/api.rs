@@ -147,7 +147,7 @@ fn untouched(
 
 type Reference = fn(&Problem, usize, &mut [f32], &mut [f32]) -> Result<(), Error>;
 
-const REFERENCES: [(&str, Reference); 5] = [
+const REFERENCES: [(&str, Reference); 6] = [
     ("base", reference::base),
     ("amla_as_printed", reference::amla_as_printed),
     ("amla_compensated", reference::amla_compensated),
@@ -156,6 +156,9 @@ const REFERENCES: [(&str, Reference); 5] = [
     }),
     ("amla_exact, pair", |problem, block_n, o, lse| {
         reference::amla_exact(problem, block_n, Precision::Bf16x2, o, lse)
+    }),
+    ("amla_exact_split_max", |problem, block_n, o, lse| {
+        reference::amla_exact_split_max(problem, block_n, o, lse)
     }),
 ];
 

@@ -1,7 +1,9 @@
 //! Which computations are compared, and their errors over all samples.
 
 use amla::reference::{self, Blocks};
-use amla::{Backend, Elements, Error, Options, Output, Precision, Problem, Rescale, Workspace};
+use amla::{
+    Backend, BackendId, Elements, Error, Options, Output, Precision, Problem, Rescale, Workspace,
+};
 use half::bf16;
 use indicatif::{ProgressBar, ProgressStyle};
 use rayon::ThreadPoolBuilder;
@@ -330,6 +332,12 @@ impl Experiment {
             Method::Base => reference::base(problem, unsplit, o, lse),
             Method::AsPrinted => reference::amla_as_printed(problem, unsplit, o, lse),
             Method::Compensated => reference::amla_compensated(problem, blocks, o, lse),
+            // Its tiles accumulate in O.
+            Method::Exact
+                if run.precision == Precision::Bf16 && self.backend.id() == BackendId::Amx =>
+            {
+                reference::amla_exact_split_max(problem, blocks, o, lse)
+            }
             Method::Exact => reference::amla_exact(problem, blocks, run.precision, o, lse),
         })
     }

@@ -36,9 +36,9 @@ use half::bf16;
 use super::ahead::{Ahead, LINE};
 use super::asimd::{LANES, Neon};
 use super::simd::{self, Simd, lanes, lanes_mut, split};
-use super::v1::{self, Pairs, Rounding};
-use super::{Close, Isa, Left, Maxima, Pv, Rows, Softmax, detect, half_of, shared};
-use crate::bits::{Increment, bf16_widen};
+use super::v1::{self, Rounding, Weighed};
+use super::{Close, Isa, Left, Maxima, Pv, Rows, Softmax, detect, shared};
+use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
 use crate::tile::{
@@ -300,7 +300,7 @@ fn qk_tile(
 /// V1, with the processor's own conversion.
 #[target_feature(enable = "neon,bf16")]
 fn softmax(isa: NeonBf16, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
-    v1::softmax(isa.simd, Pairs::<NeonBf16>(isa), call, s, p, state, || ());
+    v1::softmax(isa.simd, Weighed(isa), call, s, p, state, || ());
 }
 
 impl Rounding<Neon> for NeonBf16 {
@@ -321,7 +321,6 @@ impl Rounding<Neon> for NeonBf16 {
 /// C2: strip by strip, all rows of the panel over one strip of V.
 #[target_feature(enable = "neon,bf16")]
 fn pv(simd: Neon, call: &Pv<'_>, p: &L0a, v: &[VStrip], scratch: &mut L0b, o: &mut [OStrip]) {
-    let residuals = &p.residuals;
     let [high, low] = scratch;
     let high = pack_p(simd, call, &p.high, high);
     let low = match call.precision {
@@ -337,6 +336,7 @@ fn pv(simd: Neon, call: &Pv<'_>, p: &L0a, v: &[VStrip], scratch: &mut L0b, o: &m
                 high,
                 low,
                 v: &v[..high.len()],
+                weights: &p.weights,
                 row,
             };
             let o = &mut o[row..call.rows];
@@ -352,17 +352,6 @@ fn pv(simd: Neon, call: &Pv<'_>, p: &L0a, v: &[VStrip], scratch: &mut L0b, o: &m
                 5 => strip.tile::<5>(old, o),
                 _ => strip.tile::<M>(old, o),
             };
-        }
-        if call.precision == Precision::Bf16 {
-            for (r, o) in o[..call.rows].iter_mut().enumerate() {
-                let (pair, p) = (residuals.pair[r] as usize, residuals.p[r]);
-                let odd = usize::from(p > 0xffff);
-                let residual = bf16_widen(half_of(p, odd));
-                let columns = v[pair / 2].as_flattened().as_chunks::<2>().0;
-                for (o, v) in o.iter_mut().zip(columns) {
-                    *o += residual * bf16_widen(half_of(v[pair % 2], odd));
-                }
-            }
         }
     }
 }
@@ -407,20 +396,25 @@ struct Strip<'a> {
     high: &'a [Step],
     low: &'a [Step],
     v: &'a [Step],
+    /// What products of each row of the panel count for.
+    weights: &'a [f32; PANEL_ROWS],
     row: usize,
 }
 
 impl Strip<'_> {
     /// `PAIRS` pairs of rows, the last of which may lack its second one, added to what is
     /// there or instead of it. Returns their number.
+    ///
+    /// Where P is in two parts, sums go on from what is there, so that O's error is that of the reference.
     #[inline]
     #[target_feature(enable = "neon,bf16")]
     fn tile<const PAIRS: usize>(&self, old: bool, o: &mut [[f32; STRIP]]) -> usize {
         let simd = self.simd;
         let rows = o.len().min(2 * PAIRS);
+        let goes_on = old && !self.low.is_empty();
         for column in (0..STRIP / 2).step_by(N) {
             let mut acc = [[simd.splat(0.0); N]; PAIRS];
-            if old {
+            if goes_on {
                 for i in 0..PAIRS {
                     for j in 0..N / 2 {
                         let at = column / 2 + j;
@@ -435,10 +429,16 @@ impl Strip<'_> {
             for i in 0..PAIRS {
                 for j in 0..N / 2 {
                     let at = column / 2 + j;
-                    let [first, second] = halves(acc[i][2 * j], acc[i][2 * j + 1]);
-                    simd.store(first, &mut lanes_mut::<Neon>(&mut o[2 * i])[at]);
-                    if 2 * i + 1 < rows {
-                        simd.store(second, &mut lanes_mut::<Neon>(&mut o[2 * i + 1])[at]);
+                    let both = halves(acc[i][2 * j], acc[i][2 * j + 1]);
+                    for (row, sum) in (2 * i..rows).zip(both) {
+                        let o = &mut lanes_mut::<Neon>(&mut o[row])[at];
+                        let before = if old && !goes_on {
+                            simd.load(o)
+                        } else {
+                            simd.splat(0.0)
+                        };
+                        let weight = simd.splat(self.weights[self.row + row]);
+                        simd.store(simd.mul_add(sum, weight, before), o);
                     }
                 }
             }

@@ -185,6 +185,16 @@ fn keeps_p_whole(backend: Backend) -> bool {
     )
 }
 
+/// Whether P is relative to the block's largest, and C2 weighs its products (`docs/adr/0035`).
+fn weighs_products(backend: Backend) -> bool {
+    matches!(backend.id(), BackendId::Avx512Bf16 | BackendId::NeonBf16)
+}
+
+/// Whether the largest P is in two parts where it counts.
+fn splits_the_largest(backend: Backend) -> bool {
+    !keeps_p_whole(backend) && !weighs_products(backend)
+}
+
 /// `sum` and the products of a pair, as the backend's dots add them.
 fn add_pair(backend: Backend, sum: f32, [odd, even]: [f32; 2]) -> f32 {
     match backend.id() {
@@ -498,11 +508,11 @@ fn check_softmax(got: &Stages, rows: usize, mask: Option<&Mask>, rounding: f64) 
     }
 }
 
-/// V1 of two blocks: P of either, whether any largest P was whole, and the sums after each.
+/// V1 of two blocks: P of either, and the sums after each.
 struct TwoBlocks<'a>(&'a [[[f32; PANEL_ROWS]; BLOCK_KEYS]; 2], Precision);
 
 impl Visitor for TwoBlocks<'_> {
-    type Output = [(Vec<[f32; PANEL_ROWS]>, bool, RowState); 2];
+    type Output = [(Vec<[f32; PANEL_ROWS]>, RowState); 2];
 
     fn visit<I: Isa>(self, isa: I) -> Self::Output {
         let Self(scores, precision) = self;
@@ -510,6 +520,7 @@ impl Visitor for TwoBlocks<'_> {
         let Tiles { l0a, l0c, ub, .. } = &mut workspace.tiles;
         // What another call left.
         l0a.residuals.p = [0x3f80; _];
+        l0a.weights = [7.0; _];
         ub[0] = RowState::START;
         scores.each_ref().map(|scores| {
             l0c[0].0 = *scores;
@@ -525,8 +536,7 @@ impl Visitor for TwoBlocks<'_> {
             };
             isa.softmax(&call, &l0c[0], l0a, &mut ub[0]);
             let prob = |k| core::array::from_fn(|r| isa.prob(l0a, precision, k, r));
-            let whole = l0a.residuals.p.iter().any(|&p| p != 0);
-            ((0..BLOCK_KEYS).map(prob).collect(), whole, ub[0])
+            ((0..BLOCK_KEYS).map(prob).collect(), ub[0])
         })
     }
 }
@@ -546,7 +556,7 @@ fn the_largest_is_whole_where_it_counts() {
         for backend in backends().filter(|&backend| !keeps_p_whole(backend)) {
             let blocks = backend.with(TwoBlocks(&scores, precision));
             let mut sum = [0.0_f64; PANEL_ROWS];
-            for (p, _, state) in &blocks {
+            for (p, state) in &blocks {
                 for r in 0..PANEL_ROWS {
                     sum[r] += p.iter().map(|p| f64::from(p[r])).sum::<f64>();
                     let kept = f64::from(state.rounded_sum[r]);
@@ -559,9 +569,16 @@ fn the_largest_is_whole_where_it_counts() {
                 }
             }
             if precision == Precision::Bf16 {
-                let [(_, first, _), (_, second, _)] = blocks;
-                assert!(first);
-                assert_eq!(second, backend.id() != BackendId::Amx);
+                let whole = |block: usize, place: usize| {
+                    let (p, state) = &blocks[block];
+                    (0..PANEL_ROWS).all(|r| {
+                        let key = place * r % BLOCK_KEYS;
+                        let want = (scores[block][key][r] - state.reference[r]).exp2();
+                        (p[key][r] - want).abs() < 2e-5 * want
+                    })
+                };
+                assert!(whole(0, 3), "{backend:?}");
+                assert_eq!(whole(1, 5), !splits_the_largest(backend), "{backend:?}");
             }
         }
     }
@@ -611,10 +628,20 @@ fn the_last_of_the_largest_is_whole() {
             }
         }
         for backend in backends().filter(|&backend| !keeps_p_whole(backend)) {
-            let (residuals, _, _) = backend.with(OneBlock(&scores, len));
+            let (residuals, p, _) = backend.with(OneBlock(&scores, len));
             for r in 0..PANEL_ROWS {
                 let last = places(r, len).into_iter().max().unwrap_or(0);
                 let at = format!("{backend:?} {len} {r}");
+                let want = (7.7_f32 - 11.0).exp2();
+                assert!((p[last][r] - want).abs() < 2e-5 * want, "{at}");
+                if !splits_the_largest(backend) {
+                    // And so is any other as large.
+                    for key in places(r, len) {
+                        assert_eq!(p[key][r], p[last][r], "{at}");
+                    }
+                    assert_eq!(residuals.p[r], 0, "{at}");
+                    continue;
+                }
                 assert_eq!(residuals.pair[r] as usize, last / 2, "{at}");
                 let taken = half_of(residuals.p[r], last);
                 let p = (7.7_f32 - 11.0).exp2();
@@ -678,9 +705,16 @@ fn products_have_the_same_bits_everywhere() {
                         add_increment_f32(0.75, increment)
                     });
                     let mut p: Vec<f32> = got.p.iter().map(|p| p[r]).collect();
-                    // The largest P comes again at the end, with what rounding took from it.
                     let l0a = &got.tiles.tiles.l0a;
-                    let residual = (!keeps_p_whole(backend)).then(|| {
+                    let mut weight = 1.0;
+                    if weighs_products(backend) {
+                        weight = l0a.weights[r];
+                        // Of which P keeps fewer bits than the division.
+                        let before = |p: &mut f32| *p = bf16::from_f32(*p / weight).to_f32();
+                        p.iter_mut().for_each(before);
+                    }
+                    // The largest P comes again at the end, with what rounding took from it.
+                    let residual = splits_the_largest(backend).then(|| {
                         let word = l0a.residuals.p[r];
                         let largest =
                             2 * l0a.residuals.pair[r] as usize + usize::from(word > 0xffff);
@@ -689,8 +723,8 @@ fn products_have_the_same_bits_everywhere() {
                         p[largest] -= residual;
                         (largest, residual)
                     });
-                    // Whether what O was is added at the end, not at the beginning.
-                    let apart = backend.id() == BackendId::Avx512Bf16;
+                    // Whether O is what these are added to at the end, not what they are added to at the beginning.
+                    let apart = weighs_products(backend);
                     let begin = if apart { 0.0 } else { start };
                     for column in 0..MAX_D_V {
                         let (mut want, mut fused) = (begin, begin);
@@ -719,7 +753,8 @@ fn products_have_the_same_bits_everywhere() {
                                 (want + residual * value, residual.mul_add(value, want));
                         }
                         if apart {
-                            (want, fused) = (start + want, start + fused);
+                            (want, fused) =
+                                (want.mul_add(weight, start), fused.mul_add(weight, start));
                         }
                         let got = got.o[column / STRIP][r][column % STRIP];
                         assert!(

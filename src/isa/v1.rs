@@ -14,6 +14,9 @@ use crate::tile::{BLOCK_KEYS, BLOCK_PAIRS, L0a, PANEL_ROWS, PTile, Residuals, Ro
 pub trait Keep<S: Simd>: Copy {
     /// Whether C2 takes it as V1 computes it, so that there is no rounding to make up for.
     const WHOLE: bool;
+    /// Whether the largest P of a row and block is a power of two in exact mode with P in one part, so that it is whole as it is, and
+    /// C2 weighs its products (`docs/adr/0035`).
+    const WEIGHED: bool = false;
     /// The share of the row's sum so far from which on what rounding takes from the block's largest P is kept.
     const COUNTS: f32 = 0.0;
 
@@ -113,6 +116,31 @@ impl<S: Simd, R: Rounding<S>, const RARE: u32> Keep<S> for Pairs<R, RARE> {
     }
 }
 
+#[cfg_attr(
+    not(all(target_arch = "x86_64", target_feature = "sse2")),
+    allow(dead_code, reason = "for backends of other processors")
+)]
+/// Rounded, the largest P being whole, and weighed by C2.
+#[derive(Clone, Copy)]
+pub struct Weighed<R>(pub R);
+
+impl<S: Simd, R: Rounding<S>> Keep<S> for Weighed<R> {
+    const WHOLE: bool = false;
+    const WEIGHED: bool = true;
+
+    #[inline(always)]
+    fn keep<const LOW: bool>(
+        self,
+        simd: S,
+        prob: [S::F32; 2],
+        p: &mut L0a,
+        at: [usize; 2],
+        sum: Option<S::F32>,
+    ) -> Option<S::F32> {
+        Pairs::<R>(self.0).keep::<LOW>(simd, prob, p, at, sum)
+    }
+}
+
 /// [`super::Isa::softmax`], and `beside` after each pair and vector.
 #[inline(always)]
 pub fn softmax<S: Simd, K: Keep<S>>(
@@ -134,6 +162,12 @@ pub fn softmax<S: Simd, K: Keep<S>>(
         p: [0.0; PANEL_ROWS],
         key: [0.0; PANEL_ROWS],
     };
+    if !K::WHOLE {
+        p.weights = [1.0; _];
+    }
+    if K::WEIGHED {
+        p.residuals.p = [0; _];
+    }
     for v in 0..vectors {
         let vector = Vector {
             simd,
@@ -157,7 +191,7 @@ pub fn softmax<S: Simd, K: Keep<S>>(
             }
         }
     }
-    if !K::WHOLE && call.precision == Precision::Bf16 {
+    if !K::WHOLE && !K::WEIGHED && call.precision == Precision::Bf16 {
         // With the compensation the row's largest P is exact, and no other is kept.
         largest.keep_residuals(K::COUNTS, &mut p.residuals, &mut state.rounded_sum);
     }
@@ -249,18 +283,25 @@ impl<S: Simd, K: Keep<S>> Vector<'_, S, K> {
         let mask = call.mask.unwrap_or(&ALL);
         let scale = simd.splat(call.scale);
         let max = simd.load(&lanes::<S>(&bases.max)[v]);
-        let offset = simd.load(&lanes::<S>(&bases.offset)[v]);
+        let mut offset = simd.load(&lanes::<S>(&bases.offset)[v]);
         let factor = simd.load(&lanes::<S>(&bases.factor)[v]);
         let (zero, lowest) = (simd.splat(0.0), simd.splat(f32::NEG_INFINITY));
         let exact = call.rescale == Rescale::Exact;
-        let tracked = !K::WHOLE && !LOW && exact;
+        let rounded = !K::WHOLE && !LOW && exact;
+        let weighed = K::WEIGHED && rounded;
+        let tracked = rounded && !weighed;
+        let mut weight = simd.splat(1.0);
+        if weighed {
+            [offset, weight] = weigh(simd, offset);
+            simd.store(weight, &mut lanes_mut::<S>(&mut p.weights)[v]);
+        }
         let mut block = Block {
             sums: [zero; 2],
             kept: zero,
             key: zero,
         };
         let mut done = 0;
-        if tracked && !MASKED {
+        if rounded && !MASKED {
             done = simd.exponentiate(keep, call, [max, offset], v, s, p, &mut block, beside);
         }
         let Block {
@@ -312,7 +353,12 @@ impl<S: Simd, K: Keep<S>> Vector<'_, S, K> {
         };
         for (state, sum) in [(&mut state.sum, sum), (&mut state.rounded_sum, kept)] {
             let state = &mut lanes_mut::<S>(state)[v];
-            let total = simd.add(simd.load(state), sum);
+            let before = simd.load(state);
+            let total = if weighed {
+                simd.mul_add(sum, weight, before)
+            } else {
+                simd.add(before, sum)
+            };
             simd.store(total, state);
         }
         if tracked {
@@ -343,6 +389,25 @@ impl Bases {
         offset: [f32::NEG_INFINITY; PANEL_ROWS],
         factor: [1.0; PANEL_ROWS],
     };
+}
+
+/// Offsets as whole numbers, so that the largest P is a power of two and rounding takes nothing from it, and what products
+/// count for then: 1 to 2, as they might overflow, were they larger than they count, where they count for nothing.
+#[inline(always)]
+fn weigh<S: Simd>(simd: S, offset: S::F32) -> [S::F32; 2] {
+    /// By which any P becomes zero.
+    const LEAST: f32 = -256.0;
+    /// Added to a number of some hundreds and taken away again, it leaves a whole one.
+    const WHOLE: f32 = 12_582_912.0;
+    let near = simd.max(offset, simd.splat(LEAST));
+    let above = simd.add(simd.sub(near, simd.splat(0.5)), simd.splat(WHOLE));
+    let whole = simd.sub(above, simd.splat(WHOLE));
+    // Rows that see none, or none above -inf.
+    let none = simd.not_ge(offset, simd.splat(f32::MIN));
+    [
+        simd.select(none, simd.splat(f32::NEG_INFINITY), whole),
+        simd.exp2(simd.sub(offset, whole)),
+    ]
 }
 
 /// Moves the running reference to the block's maximum and brings the sums along

@@ -53,6 +53,8 @@ const TABLE: &[Bound] = &[
     bound(Probabilities, "bf16x2", "amx", 1.3e-5),
     bound(Probabilities, "bf16x2", "neonbf16", 1.3e-5),
     bound(Sums, "", "", 2.5e-7),
+    // P's halves are added one after the other, and the sum is weighed.
+    bound(Sums, "bf16", "neonbf16", 3.8e-7),
     bound(Products, "", "", 3e-7),
     // P's halves are added one after the other: twice the roundings.
     bound(Products, "bf16x2", "avx512bf16", 4.5e-7),

@@ -92,23 +92,19 @@ struct C2<'a> {
     high: &'a PTile,
     low: Option<&'a PTile>,
     pairs: usize,
-    residuals: Option<&'a Residuals>,
+    weights: &'a [f32; PANEL_ROWS],
     rows: usize,
     increment: Option<&'a [i32; PANEL_ROWS]>,
 }
 
 impl<'a> C2<'a> {
     fn new(zmm: Zmm, call: &'a Pv<'_>, p: &'a L0a) -> Self {
-        let (low, residuals) = match call.precision {
-            Precision::Bf16 => (None, Some(&p.residuals)),
-            Precision::Bf16x2 => (Some(&p.low), None),
-        };
         Self {
             zmm,
             high: &p.high,
-            low,
+            low: (call.precision == Precision::Bf16x2).then_some(&p.low),
             pairs: call.keys.div_ceil(2),
-            residuals,
+            weights: &p.weights,
             rows: call.rows,
             increment: call.increment,
         }
@@ -143,10 +139,7 @@ impl<'a> C2<'a> {
         if let Some(low) = self.low {
             accumulate(low, v, row, &mut acc);
         }
-        if let Some(residuals) = self.residuals {
-            add_residuals(residuals, v, row, &mut acc);
-        }
-        self.add(&acc, o);
+        self.add(&acc, row, o);
         ROWS
     }
 
@@ -171,9 +164,6 @@ impl<'a> C2<'a> {
         if let Some(low) = self.low {
             accumulate(low, v, 0, &mut acc);
         }
-        if let Some(residuals) = self.residuals {
-            add_residuals(residuals, v, 0, &mut acc);
-        }
         // What isn't finite makes every row's product so, since 0 times it is NaN. That may also have
         // left FP32's range.
         if !finite(&acc) && !v.as_flattened().iter().all(|&pair| finite_pair(pair)) {
@@ -182,7 +172,7 @@ impl<'a> C2<'a> {
         if !self.goes_on() {
             rescale(self.zmm, self.increment, 0, o);
         }
-        self.add(&acc, o);
+        self.add(&acc, 0, o);
         true
     }
 
@@ -192,16 +182,18 @@ impl<'a> C2<'a> {
         self.low.is_some() && self.increment.is_some()
     }
 
-    /// [`add_to`] of a tile.
+    /// [`add_to`] of a tile, whose first row is `row`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn add<const ROWS: usize>(&self, acc: &Acc<ROWS>, o: &mut [[f32; STRIP]; ROWS]) {
+    fn add<const ROWS: usize>(&self, acc: &Acc<ROWS>, row: usize, o: &mut [[f32; STRIP]; ROWS]) {
+        let weights = &self.weights[row..][..ROWS];
         for r in 0..ROWS {
             for v in 0..VECTORS {
                 add_to(
                     &mut o[r].as_chunks_mut().0[v],
                     self.increment.is_some() && !self.goes_on(),
                     acc[r][v],
+                    weights[r],
                 );
             }
         }
@@ -226,17 +218,17 @@ pub(super) fn rescale(
     }
 }
 
-/// A tile's part of O, as it is `before` or as it begins, and what is added.
+/// A tile's part of O, as it is `before` or as it begins, and what is added, by its weight.
 ///
 /// O comes last: accumulators that begin with zeros are read by dots of two operands. A dot of three shares a way with a store,
 /// and the tile before has as many stores as this one has accumulators (`docs/adr/0028`).
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(super) fn add_to(o: &mut [f32; LANES], before: bool, acc: __m512) {
+pub(super) fn add_to(o: &mut [f32; LANES], before: bool, acc: __m512, weight: f32) {
     let lanes = if before { __mmask16::MAX } else { 0 };
     // SAFETY: 16 f32 are 64 bytes; no alignment needed.
     let o_before = unsafe { _mm512_maskz_loadu_ps(lanes, o.as_ptr()) };
-    store(o, _mm512_add_ps(acc, o_before));
+    store(o, _mm512_fmadd_ps(acc, _mm512_set1_ps(weight), o_before));
 }
 
 #[inline]
@@ -272,24 +264,6 @@ fn accumulate<const ROWS: usize>(p: &PTile, v: &[[u32; STRIP]], row: usize, acc:
             }
         }
         pair = pair.wrapping_add(p::BLOCK_ROWS);
-    }
-}
-
-/// What rounding took from each row's largest P, times that key's value.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn add_residuals<const ROWS: usize>(
-    residuals: &Residuals,
-    v: &[[u32; STRIP]],
-    row: usize,
-    acc: &mut Acc<ROWS>,
-) {
-    for r in 0..ROWS {
-        let v = v[residuals.pair[row + r] as usize].as_chunks().0;
-        let p = as_pairs(_mm512_set1_epi32(residuals.p[row + r].cast_signed()));
-        for i in 0..VECTORS {
-            acc[r][i] = _mm512_dpbf16_ps(acc[r][i], load_pairs(&v[i]), p);
-        }
     }
 }
 

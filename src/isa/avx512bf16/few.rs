@@ -165,15 +165,15 @@ pub(super) fn pv<const D_V: usize>(
 ) -> Strips {
     let rows = padded::<D_V>(values);
     let pairs = call.keys.div_ceil(2);
-    let (low, residuals) = match call.precision {
-        Precision::Bf16 => (&[][..], Some(&p.residuals)),
-        Precision::Bf16x2 => (&p::blocks(&p.low)[0][..pairs], None),
+    let low = match call.precision {
+        Precision::Bf16 => &[][..],
+        Precision::Bf16x2 => &p::blocks(&p.low)[0][..pairs],
     };
     let c2 = C2 {
         zmm,
         high: &p::blocks(&p.high)[0][..pairs],
         low,
-        residuals,
+        weights: &p.weights,
         increment: call.increment,
         values: &rows.as_chunks().0[..pairs],
     };
@@ -200,7 +200,7 @@ struct C2<'a, const D_V: usize> {
     zmm: Zmm,
     high: &'a [Words],
     low: &'a [Words],
-    residuals: Option<&'a Residuals>,
+    weights: &'a [f32; PANEL_ROWS],
     increment: Option<&'a [i32; PANEL_ROWS]>,
     values: &'a [[&'a [bf16; D_V]; 2]],
 }
@@ -244,10 +244,7 @@ impl<const D_V: usize> C2<'_, D_V> {
             }
         }
         self.accumulate(self.high, strip, row, &mut acc);
-        match self.residuals {
-            Some(residuals) => self.add_residuals(residuals, strip, row, &mut acc),
-            None => self.accumulate(self.low, strip, row, &mut acc),
-        }
+        self.accumulate(self.low, strip, row, &mut acc);
         if row == 0 && !finite(&acc) {
             let values = self.values.as_flattened().iter().map(|&row| &row[..]);
             let columns = strip * STRIP..(strip + 1) * STRIP;
@@ -258,12 +255,14 @@ impl<const D_V: usize> C2<'_, D_V> {
         if !goes_on {
             rescale(self.zmm, self.increment, row, o);
         }
+        let before = self.increment.is_some() && !goes_on;
+        let weights = &self.weights[row..][..ROWS];
         for r in 0..ROWS {
             for i in 0..PIECES {
                 let o: &mut [_; 2] = &mut o[r].as_chunks_mut().0.as_chunks_mut().0[i];
                 let columns = in_order(acc[r][i]);
                 for j in 0..2 {
-                    add_to(&mut o[j], self.increment.is_some() && !goes_on, columns[j]);
+                    add_to(&mut o[j], before, columns[j], weights[r]);
                 }
             }
         }
@@ -292,29 +291,6 @@ impl<const D_V: usize> C2<'_, D_V> {
                     acc[r][i][0] = _mm512_dpbf16_ps(acc[r][i][0], as_pairs(v[i][0]), p);
                     acc[r][i][1] = _mm512_dpbf16_ps(acc[r][i][1], as_pairs(v[i][1]), p);
                 }
-            }
-        }
-    }
-
-    /// What rounding took from each row's largest P, times that key's value.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn add_residuals<const ROWS: usize>(
-        &self,
-        residuals: &Residuals,
-        strip: usize,
-        row: usize,
-        acc: &mut Acc<ROWS>,
-    ) {
-        assert!((strip + 1) * STRIP <= D_V);
-        for r in 0..ROWS {
-            let pair = &self.values[residuals.pair[row + r] as usize];
-            // SAFETY: the values are references to D_V elements, and the strip lies within these, asserted above.
-            let v = unsafe { interleaved(&pair.map(|row| row.as_ptr()), strip) };
-            let p = as_pairs(_mm512_set1_epi32(residuals.p[row + r].cast_signed()));
-            for i in 0..PIECES {
-                acc[r][i][0] = _mm512_dpbf16_ps(acc[r][i][0], as_pairs(v[i][0]), p);
-                acc[r][i][1] = _mm512_dpbf16_ps(acc[r][i][1], as_pairs(v[i][1]), p);
             }
         }
     }

@@ -685,6 +685,8 @@ impl Probs {
                 to[..rows].copy_from_slice(&pair[..rows]);
             }
         }
+        // It is relative to the reference.
+        p.weights = [1.0; _];
         for r in 0..rows {
             let counts = self.carried >> r & 1 != 0;
             let residual = if counts {

@@ -836,6 +836,8 @@ impl<const V: usize> Probs<V> {
                 }
             }
         }
+        // It is relative to the reference.
+        p.weights = [1.0; _];
         for r in 0..rows {
             let residual = self.residual(r).unwrap_or(&Residual::NONE);
             residual.spread(r, &mut p.residuals);

@@ -47,14 +47,17 @@ pub fn exponentiate<K: Keep<Zmm>>(
     };
     let zero = zmm.splat(0.0);
     let scale = zmm.splat(call.scale);
-    // The latest key of those that have the largest score: the others are below it, and so negative.
+    // The latest key of those that have the largest score, for those who keep what rounding takes from it: the others are below it,
+    // and so negative.
     let mut latest = zmm.splat_i32(i32::MIN);
     // The exponents of the group that comes next, and those rounded.
     let (mut t, mut j) = ([zero; KEYS], [zero; KEYS]);
     // P of the group before, and of none before the first, in whose place that then comes.
     let mut prob = [zero; KEYS];
     below(zmm, next.0, v, max, &mut t);
-    find(zmm, next.1, &t, &mut latest);
+    if !K::WEIGHED {
+        find(zmm, next.1, &t, &mut latest);
+    }
     scaled(zmm, scale, offset, &mut t);
     round(zmm, &t, &mut j);
     for group in 0..groups.len() {
@@ -85,7 +88,9 @@ pub fn exponentiate<K: Keep<Zmm>>(
         zmm.in_order(&mut y);
         zmm.in_order(&mut t);
         step(zmm, EXP2[1], &r, &mut y);
-        find(zmm, next.1, &t, &mut latest);
+        if !K::WEIGHED {
+            find(zmm, next.1, &t, &mut latest);
+        }
         scaled(zmm, scale, offset, &mut t);
         zmm.in_order(&mut y);
         zmm.in_order(&mut t);
@@ -105,6 +110,9 @@ pub fn exponentiate<K: Keep<Zmm>>(
     }
     sum(zmm, &prob, &mut block.sums);
     take(zmm, keep, &prob, p, groups.len() - 1, v, &mut block.kept);
+    if K::WEIGHED {
+        return PAIRS * groups.len();
+    }
     // Next to NaN, which may be above any key, another one's residual is NaN all the same.
     let found = zmm.to_f32(zmm.max_i32(latest, zmm.splat_i32(0)));
     let none = zmm.not_below(found, zmm.splat(NONE));
