@@ -332,7 +332,7 @@ impl Experiment {
             Method::Base => reference::base(problem, unsplit, o, lse),
             Method::AsPrinted => reference::amla_as_printed(problem, unsplit, o, lse),
             Method::Compensated => reference::amla_compensated(problem, blocks, o, lse),
-            // Its tiles accumulate in O.
+            // AMX's tiles accumulate in O.
             Method::Exact
                 if run.precision == Precision::Bf16 && self.backend.id() == BackendId::Amx =>
             {

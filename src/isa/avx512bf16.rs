@@ -36,7 +36,7 @@ use p::Blocked;
 
 use super::ahead::{Ahead, Asking};
 use super::simd::{self, Simd};
-use super::v1::{self, Weighed};
+use super::v1::{self, Pairs};
 use super::zmm::dots::{self, Dots, as_pairs, from_pairs, load_pairs};
 use super::zmm::{self, LANES, NOT_FINITE, Zmm, load_row, store_pairs};
 use super::{
@@ -448,7 +448,7 @@ fn accumulate<const KEYS: usize, const VECS: usize>(
 /// V1, with the processor's own conversion and dots.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn softmax(isa: Avx512Bf16, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
-    let keep = Weighed(Blocked(isa.dots));
+    let keep = Pairs::<Blocked>(Blocked(isa.dots));
     v1::softmax(isa.zmm, keep, call, s, p, state, || ());
 }
 

@@ -36,7 +36,7 @@ use half::bf16;
 use super::ahead::{Ahead, LINE};
 use super::asimd::{LANES, Neon};
 use super::simd::{self, Simd, lanes, lanes_mut, split};
-use super::v1::{self, Rounding, Weighed};
+use super::v1::{self, Pairs, Rounding};
 use super::{Close, Isa, Left, Maxima, Pv, Rows, Softmax, detect, shared};
 use crate::bits::Increment;
 use crate::format::Row;
@@ -300,7 +300,7 @@ fn qk_tile(
 /// V1, with the processor's own conversion.
 #[target_feature(enable = "neon,bf16")]
 fn softmax(isa: NeonBf16, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
-    v1::softmax(isa.simd, Weighed(isa), call, s, p, state, || ());
+    v1::softmax(isa.simd, Pairs::<NeonBf16>(isa), call, s, p, state, || ());
 }
 
 impl Rounding<Neon> for NeonBf16 {

@@ -80,7 +80,8 @@ pub trait Rounding<S: Simd>: Copy {
     not(all(target_arch = "x86_64", target_feature = "sse2")),
     allow(dead_code, reason = "for backends of other processors")
 )]
-/// Rounded. From what share of a row's sum on its largest P is whole: a part in `RARE`, or always if that is 0.
+/// Rounded. From what share of a row's sum on its largest P is in two parts: a part in `RARE`; or if that is 0, the largest is whole
+/// and C2 weighs its products.
 #[derive(Clone, Copy)]
 pub struct Pairs<R, const RARE: u32 = 0>(pub R);
 
@@ -88,6 +89,7 @@ impl<S: Simd, R: Rounding<S>, const RARE: u32> Keep<S> for Pairs<R, RARE> {
     const WHOLE: bool = false;
     #[expect(clippy::cast_precision_loss, reason = "a small number")]
     const COUNTS: f32 = if RARE == 0 { 0.0 } else { 1.0 / RARE as f32 };
+    const WEIGHED: bool = RARE == 0;
 
     #[inline(always)]
     fn keep<const LOW: bool>(
@@ -113,31 +115,6 @@ impl<S: Simd, R: Rounding<S>, const RARE: u32> Keep<S> for Pairs<R, RARE> {
             }
         }
         sum
-    }
-}
-
-#[cfg_attr(
-    not(all(target_arch = "x86_64", target_feature = "sse2")),
-    allow(dead_code, reason = "for backends of other processors")
-)]
-/// Rounded, the largest P being whole, and weighed by C2.
-#[derive(Clone, Copy)]
-pub struct Weighed<R>(pub R);
-
-impl<S: Simd, R: Rounding<S>> Keep<S> for Weighed<R> {
-    const WHOLE: bool = false;
-    const WEIGHED: bool = true;
-
-    #[inline(always)]
-    fn keep<const LOW: bool>(
-        self,
-        simd: S,
-        prob: [S::F32; 2],
-        p: &mut L0a,
-        at: [usize; 2],
-        sum: Option<S::F32>,
-    ) -> Option<S::F32> {
-        Pairs::<R>(self.0).keep::<LOW>(simd, prob, p, at, sum)
     }
 }
 
