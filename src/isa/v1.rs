@@ -371,7 +371,7 @@ impl Bases {
 /// Offsets as whole numbers, so that the largest P is a power of two and rounding takes nothing from it, and what products
 /// count for then: 1 to 2, as they might overflow, were they larger than they count, where they count for nothing.
 #[inline(always)]
-fn weigh<S: Simd>(simd: S, offset: S::F32) -> [S::F32; 2] {
+pub fn weigh<S: Simd>(simd: S, offset: S::F32) -> [S::F32; 2] {
     /// By which any P becomes zero.
     const LEAST: f32 = -256.0;
     /// Added to a number of some hundreds and taken away again, it leaves a whole one.

@@ -2,7 +2,7 @@
 //!
 //! A dot of C1 takes 16 features of a key, by broadcast from the cache itself, and the same features of two rows. When a row's lanes
 //! are added up, all rows' scores of two keys lie side by side: V1 has no step for one row alone, and P lies in pairs of keys as it is
-//! rounded. C2 has all rows in one tile, so that V is put in order once.
+//! rounded. C2 has all rows in one tile, so that V is put in order once; O comes at the end, and products are weighed (`docs/adr/0035`).
 //!
 //! | stage | register tile | streams |
 //! |---|---|---|
@@ -19,10 +19,10 @@
 use core::ops::Range;
 
 use super::few::{self, PIECES};
-use super::stream::{Residual, read, residuals, widened_piece, write};
+use super::stream::{read, write};
 use super::*;
 use crate::isa::ahead::LINE;
-use crate::isa::v1::Rounding as _;
+use crate::isa::v1::{self, Rounding as _};
 use crate::isa::zmm::requests::{self, Ask, Block, Requests, Widths};
 use crate::isa::zmm::stream::{self, KEYS};
 use crate::isa::{STREAM_KEYS, Softmax, Streamed};
@@ -110,10 +110,8 @@ struct Probs {
     parts: [[[u32; ROWS]; STEP / 2]; 2],
     /// Parts that count.
     len: usize,
-    /// The rows of whose largest what rounding took counts too.
-    carried: u32,
-    /// Where any counts: theirs, and zeros of the others.
-    residuals: [Residual; ROWS],
+    /// What each row's products count for, as [`L0a::weights`].
+    weights: [f32; LANES],
 }
 
 /// [`Isa::stream`], where `q` is what [`pack_q`] packed.
@@ -138,8 +136,7 @@ pub(super) fn stream<W: Widths>(
         } else {
             1
         },
-        carried: 0,
-        residuals: [Residual::NONE; _],
+        weights: [1.0; _],
     };
     // Then a value that isn't finite makes no score of its key finite, not even of rows beyond, as 0 times it is NaN.
     let begun = core::ptr::eq(block.keys, block.values);
@@ -382,9 +379,6 @@ impl<W: Widths> Step<'_, W> {
         let o: &mut [_; N] = &mut o.as_chunks_mut().0[0];
         let column = strip * STRIP + piece * few::PIECE;
         let mut acc = [[_mm512_setzero_ps(); 2]; N];
-        for r in 0..N {
-            acc[r] = read(&o[r], piece);
-        }
         for part in &probs.parts[..probs.len] {
             for (vector, values) in self.values.iter().enumerate() {
                 let mut lines = requests.time(time * self.values.len() + vector, PAIRS, self);
@@ -404,24 +398,13 @@ impl<W: Widths> Step<'_, W> {
                 }
             }
         }
-        if probs.carried != 0 {
-            // Masks where it doesn't count: nothing of other rows, not even the sign of a zero.
-            for r in 0..N {
-                let residual = &probs.residuals[r];
-                let counts = if probs.carried >> r & 1 != 0 {
-                    __mmask16::MAX
-                } else {
-                    0
-                };
-                let p = _mm512_set1_ps(residual.p);
-                // SAFETY: values are valid for the columns of all strips, of which these are some by the assertion.
-                let v = unsafe { widened_piece(self.values.as_flattened()[residual.key], column) };
-                acc[r][0] = _mm512_mask3_fmadd_ps(p, v[0], acc[r][0], counts);
-                acc[r][1] = _mm512_mask3_fmadd_ps(p, v[1], acc[r][1], counts);
-            }
-        }
         for r in 0..N {
-            write(&mut o[r], piece, acc[r]);
+            let weight = _mm512_set1_ps(probs.weights[r]);
+            let mut sums = read(&o[r], piece);
+            for i in 0..2 {
+                sums[i] = _mm512_fmadd_ps(acc[r][i], weight, sums[i]);
+            }
+            write(&mut o[r], piece, sums);
         }
     }
 }
@@ -491,9 +474,9 @@ unsafe fn broadcast(key: *const bf16) -> __m512bh {
 /// From a lane for each row to both of its lanes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn to_lanes(rows: &[f32; LANES]) -> __m512 {
+fn to_lanes(rows: __m512) -> __m512 {
     let row = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-    _mm512_permutexvar_ps(row, load(rows))
+    _mm512_permutexvar_ps(row, rows)
 }
 
 /// From both lanes of a row, which are the same, to one for each row; and copies behind these.
@@ -552,9 +535,14 @@ fn softmax(
     let exact = call.rescale == Rescale::Exact;
     let whole = call.precision == Precision::Bf16x2;
     let scale = zmm.splat(call.scale);
-    let max = to_lanes(&bases.max);
-    let offset = to_lanes(&bases.offset);
-    let factor = to_lanes(&bases.factor);
+    let (mut offset, mut weight) = (load(&bases.offset), zmm.splat(1.0));
+    if exact && !whole {
+        [offset, weight] = v1::weigh(zmm, offset);
+    }
+    store(&mut probs.weights, weight);
+    let max = to_lanes(load(&bases.max));
+    let offset = to_lanes(offset);
+    let factor = to_lanes(load(&bases.factor));
     let (mut sums, mut kept) = ([zero; 2], zero);
     let vectors = s.as_chunks::<CHAINS>().0.iter();
     let vectors = vectors.zip(seen.as_chunks::<CHAINS>().0);
@@ -600,23 +588,12 @@ fn softmax(
     let sums = to_rows(_mm512_add_ps(sums, swapped(sums)));
     // Here all rows' pairs of keys are behind each other.
     kept = _mm512_add_ps(kept, swapped_halves(kept));
-    let sum = &mut state.sum.as_chunks_mut().0[0];
-    let totals = _mm512_add_ps(load(sum), sums);
-    store(sum, totals);
-    stream::add_rounded(zmm, if exact { kept } else { sums }, state);
-    probs.carried = 0;
-    if exact
-        && !whole
-        && let Some((counts, residuals)) = residuals(zmm, call.rows, &bases.offset, totals, state)
-    {
-        let keys = last_of_largest(s, seen, max);
-        for (residual, (key, p)) in probs.residuals.iter_mut().zip(keys.iter().zip(residuals)) {
-            *residual = Residual {
-                key: *key as usize,
-                p,
-            };
-        }
-        probs.carried = u32::from(counts);
+    for (total, sums) in [
+        (&mut state.sum, sums),
+        (&mut state.rounded_sum, if exact { kept } else { sums }),
+    ] {
+        let total = &mut total.as_chunks_mut().0[0];
+        store(total, _mm512_fmadd_ps(sums, weight, load(total)));
     }
     finite
 }
@@ -659,23 +636,6 @@ fn seen(call: &Softmax<'_>, first: usize, len: usize) -> Seen {
     seen
 }
 
-/// The last key of those that have each row's largest score, `max`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn last_of_largest(s: &[[f32; LANES]], seen: &[__mmask16], max: __m512) -> [u32; ROWS] {
-    let two = _mm512_set1_epi32(2);
-    let mut keys = _mm512_setr_epi32(0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1);
-    let mut last = _mm512_setzero_si512();
-    for (s, &seen) in s.iter().zip(seen) {
-        let largest = _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(seen, load(s), max);
-        last = _mm512_mask_mov_epi32(last, largest, keys);
-        keys = _mm512_add_epi32(keys, two);
-    }
-    let mut lanes = [0; LANES];
-    store_pairs(&mut lanes, last);
-    core::array::from_fn(|r| lanes[2 * r].max(lanes[2 * r + 1]))
-}
-
 impl Probs {
     /// As other kernels have it.
     #[cold]
@@ -685,16 +645,8 @@ impl Probs {
                 to[..rows].copy_from_slice(&pair[..rows]);
             }
         }
-        // It is relative to the reference.
-        p.weights = [1.0; _];
-        for r in 0..rows {
-            let counts = self.carried >> r & 1 != 0;
-            let residual = if counts {
-                &self.residuals[r]
-            } else {
-                &Residual::NONE
-            };
-            residual.spread(r, &mut p.residuals);
-        }
+        p.weights[..rows].copy_from_slice(&self.weights[..rows]);
+        // The largest is whole.
+        p.residuals.p = [0; _];
     }
 }

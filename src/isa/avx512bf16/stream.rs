@@ -78,16 +78,16 @@ struct Probs<const V: usize> {
 
 /// What rounding took from a P, itself rounded to BF16.
 #[derive(Clone, Copy)]
-pub(super) struct Residual {
-    pub key: usize,
-    pub p: f32,
+struct Residual {
+    key: usize,
+    p: f32,
 }
 
 impl Residual {
-    pub const NONE: Self = Self { key: 0, p: 0.0 };
+    const NONE: Self = Self { key: 0, p: 0.0 };
 
     /// A row's, as other kernels have it.
-    pub fn spread(&self, r: usize, to: &mut Residuals) {
+    fn spread(&self, r: usize, to: &mut Residuals) {
         to.pair[r] = u32::try_from(self.key / 2).unwrap_or(0);
         // A BF16's bits are the upper half of its FP32's.
         to.p[r] = self.p.to_bits() >> 16 << (16 * (self.key % 2));
@@ -702,7 +702,7 @@ unsafe fn widened(value: *const bf16, strip: usize) -> [[__m512; 2]; PIECES] {
 /// The value is valid for reads of these columns.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(super) unsafe fn widened_piece(value: *const bf16, column: usize) -> [__m512; 2] {
+unsafe fn widened_piece(value: *const bf16, column: usize) -> [__m512; 2] {
     let zero = _mm512_setzero_si512();
     // SAFETY: the caller's promise; a piece is 64 bytes, and the load needs no alignment.
     let row = unsafe { _mm512_loadu_si512(value.add(column).cast()) };
@@ -848,7 +848,7 @@ impl<const V: usize> Probs<V> {
 /// What rounding took from each row's largest P, and the rows of which it may count; it goes to the sums of those.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(super) fn residuals(
+fn residuals(
     zmm: Zmm,
     rows: usize,
     offset: &[f32; LANES],
