@@ -42,6 +42,9 @@ const DOTS: usize = LANES / EACH;
 /// Keys of C1's register tiles, which have 24 sums: of three vectors of rows, and of four.
 const GROUP_OF_3: usize = 8;
 const GROUP_OF_4: usize = 6;
+/// Lines of the code of C1's largest tile and of C2's.
+const QK_LINES: usize = 22;
+const TILE_LINES: usize = 31;
 /// Pairs of a vector of keys.
 const PAIRS: usize = KEYS / 2;
 
@@ -127,63 +130,110 @@ pub(super) fn stream<W: Widths>(
     state: &mut RowState,
     o: &mut [[f32; STRIP]],
 ) -> Streamed {
-    let (zmm, rows) = (isa.zmm, call.rows);
-    let mut s = Scores([[0.0; LANES]; _]);
-    let mut probs = Probs {
-        parts: [[[0; _]; _]; 2],
-        len: if call.precision == Precision::Bf16x2 {
-            2
-        } else {
-            1
-        },
-        weights: [1.0; _],
+    const HALF_OF_3: usize = GROUP_OF_3 / 2;
+    const HALF_OF_4: usize = GROUP_OF_4 / 2;
+    let block = Call {
+        isa,
+        block,
+        q,
+        call,
     };
-    // Then a value that isn't finite makes no score of its key finite, not even of rows beyond, as 0 times it is NaN.
-    let begun = core::ptr::eq(block.keys, block.values);
-    for first in (from..call.keys).step_by(STEP) {
-        let len = STEP.min(call.keys - first);
-        // Whole vectors of keys: scores of those beyond count for nothing.
-        let whole = len.next_multiple_of(KEYS);
-        let asked = &block.asked[first + LEAD..];
-        let step = Step {
-            zmm,
-            rows,
-            widths: block.widths,
-            lines: block.widths.lines(),
-            pairs: PAIRS,
-            keys: &block.keys[first..],
-            values: block.values[first..][..whole].as_chunks().0,
-            asked,
-            asked_later: &asked[whole / 2..whole],
-        };
-        match rows {
-            ..=6 => step.scores::<GROUP_OF_3, { GROUP_OF_3 / 2 }, 3, 3>(whole, q, &mut s),
-            7 => step.scores::<GROUP_OF_4, { GROUP_OF_4 / 2 }, 4, 3>(whole, q, &mut s),
-            _ => step.scores::<GROUP_OF_4, { GROUP_OF_4 / 2 }, 4, 4>(whole, q, &mut s),
-        }
-        let asked = Middles {
-            rows: step.asked_later,
-            column: block.widths.lines() / 2 * LINE,
-        };
-        let finite = softmax(isa, call, first..first + len, &asked, &s, state, &mut probs);
-        if state.increment[..rows].iter().any(|&n| n != 0) {
-            stream::advance(zmm, &state.increment[..rows], o);
-        }
-        let left = if finite && begun {
-            step.pv(&probs, o);
-            0
-        } else {
-            step.pv_finite(&probs, o)
-        };
-        if left != 0 {
-            probs.spread(rows, p);
-            return Streamed {
-                keys: first..first + len,
-                left: Left { all: left, tail: 0 },
-            };
-        }
+    match call.rows {
+        5 => block.steps::<5, GROUP_OF_3, HALF_OF_3, 3, 3>(from, p, state, o),
+        6 => block.steps::<6, GROUP_OF_3, HALF_OF_3, 3, 3>(from, p, state, o),
+        7 => block.steps::<7, GROUP_OF_4, HALF_OF_4, 4, 3>(from, p, state, o),
+        _ => block.steps::<ROWS, GROUP_OF_4, HALF_OF_4, 4, 4>(from, p, state, o),
     }
-    Streamed::ALL
+}
+
+/// What all steps of a block have.
+struct Call<'a, W> {
+    isa: Avx512Bf16,
+    block: &'a Block<'a, W>,
+    q: &'a [u32],
+    call: &'a Softmax<'a>,
+}
+
+impl<W: Widths> Call<'_, W> {
+    /// Of `N` rows, and the tile of C1 that these have ([`Step::scores`]).
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    fn steps<
+        const N: usize,
+        const GROUP: usize,
+        const HALF: usize,
+        const VECTORS: usize,
+        const SHARED: usize,
+    >(
+        &self,
+        from: usize,
+        p: &mut L0a,
+        state: &mut RowState,
+        o: &mut [[f32; STRIP]],
+    ) -> Streamed {
+        let &Self {
+            isa,
+            block,
+            q,
+            call,
+        } = self;
+        let zmm = isa.zmm;
+        let qk = Step::<W>::qk::<GROUP, HALF, VECTORS, SHARED> as *const ();
+        let tile = Step::<W>::tile::<N> as *const ();
+        keep_in_l2(zmm, qk, QK_LINES);
+        keep_in_l2(zmm, tile, TILE_LINES);
+        let mut s = Scores([[0.0; LANES]; _]);
+        let mut probs = Probs {
+            parts: [[[0; _]; _]; 2],
+            len: if call.precision == Precision::Bf16x2 {
+                2
+            } else {
+                1
+            },
+            weights: [1.0; _],
+        };
+        // Then a value that isn't finite makes no score of its key finite, not even of rows beyond, as 0 times it is NaN.
+        let begun = core::ptr::eq(block.keys, block.values);
+        for first in (from..call.keys).step_by(STEP) {
+            let len = STEP.min(call.keys - first);
+            // Whole vectors of keys: scores of those beyond count for nothing.
+            let whole = len.next_multiple_of(KEYS);
+            let asked = &block.asked[first + LEAD..];
+            let step = Step {
+                zmm,
+                widths: block.widths,
+                lines: block.widths.lines(),
+                pairs: PAIRS,
+                keys: &block.keys[first..],
+                values: block.values[first..][..whole].as_chunks().0,
+                asked,
+                asked_later: &asked[whole / 2..whole],
+            };
+            step.scores::<GROUP, HALF, VECTORS, SHARED>(whole, q, &mut s);
+            let asked = Middles {
+                rows: step.asked_later,
+                column: block.widths.lines() / 2 * LINE,
+            };
+            let finite = softmax(isa, call, first..first + len, &asked, &s, state, &mut probs);
+            if state.increment[..N].iter().any(|&n| n != 0) {
+                stream::advance(zmm, &state.increment[..N], o);
+            }
+            let left = if finite && begun {
+                step.pv::<N>(&probs, o);
+                0
+            } else {
+                step.pv_finite::<N>(&probs, o)
+            };
+            if left != 0 {
+                probs.spread(N, p);
+                return Streamed {
+                    keys: first..first + len,
+                    left: Left { all: left, tail: 0 },
+                };
+            }
+        }
+        Streamed::ALL
+    }
 }
 
 /// Where two vectors of O lie.
@@ -196,8 +246,6 @@ struct Piece {
 /// A step's keys and those to come.
 struct Step<'a, W> {
     zmm: Zmm,
-    /// Of O.
-    rows: usize,
     widths: W,
     /// Lines of a key, where the compiler doesn't see it.
     lines: usize,
@@ -319,25 +367,23 @@ impl<W: Widths> Step<'_, W> {
     /// C2, strip by strip.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn pv(&self, probs: &Probs, o: &mut [[f32; STRIP]]) {
-        for (strip, o) in o.chunks_mut(self.rows).enumerate() {
-            self.strip(strip, probs, o);
+    fn pv<const N: usize>(&self, probs: &Probs, o: &mut [[f32; STRIP]]) {
+        for (strip, o) in o.as_chunks_mut().0.iter_mut().enumerate() {
+            self.strip::<N>(strip, probs, o);
         }
     }
 
     /// The same but for strips in which values aren't finite. Such a V makes no row's O finite: the first row tells where to look.
     #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn pv_finite(&self, probs: &Probs, o: &mut [[f32; STRIP]]) -> Strips {
+    fn pv_finite<const N: usize>(&self, probs: &Probs, o: &mut [[f32; STRIP]]) -> Strips {
         let mut left = 0;
-        let mut before = [[0.0; STRIP]; ROWS];
-        let before = &mut before[..self.rows];
-        for (strip, o) in o.chunks_mut(self.rows).enumerate() {
-            before.copy_from_slice(o);
-            self.strip(strip, probs, o);
+        for (strip, o) in o.as_chunks_mut().0.iter_mut().enumerate() {
+            let before = *o;
+            self.strip::<N>(strip, probs, o);
             // SAFETY: values are valid for the columns of all strips, of which this is one, as C2 has asserted.
             if !finite(&o[0]) && !unsafe { stream::finite(self.values, strip) } {
-                o.copy_from_slice(before);
+                *o = before;
                 left |= 1 << strip;
             }
         }
@@ -347,15 +393,9 @@ impl<W: Widths> Step<'_, W> {
     /// C2 of a strip.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn strip(&self, strip: usize, probs: &Probs, o: &mut [[f32; STRIP]]) {
+    fn strip<const N: usize>(&self, strip: usize, probs: &Probs, o: &mut [[f32; STRIP]; N]) {
         for piece in 0..PIECES {
-            let piece = Piece { strip, piece };
-            match self.rows {
-                5 => self.tile::<5>(piece, probs, o),
-                6 => self.tile::<6>(piece, probs, o),
-                7 => self.tile::<7>(piece, probs, o),
-                _ => self.tile::<ROWS>(piece, probs, o),
-            }
+            self.tile(Piece { strip, piece }, probs, o);
         }
     }
 
@@ -366,7 +406,7 @@ impl<W: Widths> Step<'_, W> {
         &self,
         Piece { strip, piece }: Piece,
         probs: &Probs,
-        o: &mut [[f32; STRIP]],
+        o: &mut [[f32; STRIP]; N],
     ) {
         const { assert!(N <= ROWS) };
         assert!(strip < self.widths.strips() && piece < PIECES);
@@ -376,7 +416,6 @@ impl<W: Widths> Step<'_, W> {
         // All of them together for the pages of what the next C1 asks for.
         self.touch(STEP + STEP / 2 * time / times);
         let requests = Requests::of([self.asked_later], self.widths, times);
-        let o: &mut [_; N] = &mut o.as_chunks_mut().0[0];
         let column = strip * STRIP + piece * few::PIECE;
         let mut acc = [[_mm512_setzero_ps(); 2]; N];
         for part in &probs.parts[..probs.len] {
@@ -414,6 +453,16 @@ impl<W> Ask<1> for Step<'_, W> {
     fn ask(&self, [at]: &mut [*const bf16; 1]) {
         self.zmm.prefetch(*at);
         *at = at.wrapping_add(LINE);
+    }
+}
+
+/// Asks for a function's code, so many lines: as long as L1i has a line, L2 sees no use of it, and gives it up for keys; and L1i loses
+/// it then.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn keep_in_l2(zmm: Zmm, code: *const (), lines: usize) {
+    for line in 0..lines {
+        zmm.prefetch(code.cast::<bf16>().wrapping_add(line * LINE));
     }
 }
 
