@@ -635,16 +635,39 @@ fn list_keys<'a, const D: usize>(
     let (request, head) = (group.request, group.head);
     let (problem, mut to) = (group.problem, rows[*n..].iter_mut());
     // Often an addition for each, and nothing to look up: with few rows a nanosecond counts.
-    if let Some(keys) = problem.keys_in_a_row(request, head, keys.clone()) {
-        // In this order: `to` keeps what there is no key for.
-        for (row, to) in keys.iter().zip(to.by_ref()) {
+    match problem.keys_in_a_row(request, head, &keys) {
+        Some(run) if run.len() == keys.len() => {
+            // In this order: `to` keeps what there is no key for.
+            for (row, to) in run.iter().zip(to.by_ref()) {
+                *to = row;
+            }
+            *n = STREAM_KEYS - to.len();
+        }
+        Some(_) => list_pages(group, keys, rows, n),
+        None => {
+            problem.each_key(request, head, keys, |row| put(row, &mut to));
+            *n = STREAM_KEYS - to.len();
+        }
+    }
+    repeat_last(*n, rows);
+}
+
+/// The same page by page. Apart, as the usual case is slower with this loop around it.
+#[inline(never)]
+fn list_pages<'a, const D: usize>(
+    group: &Group<'a>,
+    mut keys: Range<usize>,
+    rows: &mut [&'a [bf16; D]; STREAM_KEYS],
+    n: &mut usize,
+) {
+    let (problem, request, head) = (group.problem, group.request, group.head);
+    while let Some(run) = problem.keys_in_a_row(request, head, &keys) {
+        for (to, row) in rows[*n..].iter_mut().zip(run) {
             *to = row;
         }
-    } else {
-        problem.each_key(request, head, keys, |row| put(row, &mut to));
+        *n += run.len();
+        keys.start += run.len();
     }
-    *n = STREAM_KEYS - to.len();
-    repeat_last(*n, rows);
 }
 
 /// The same with values, from the first row on.

@@ -485,24 +485,34 @@ impl<'a> Problem<'a> {
         self.each_row(&self.kv, width, b, head, keys, visit);
     }
 
-    /// The same keys, if they lie one behind the other, each `D` elements wide and nothing between them.
+    /// Those of the keys, from the first on, that lie one behind the other, each `D` elements wide and nothing between them: all, or those
+    /// of a page, unless pages are small.
     pub(crate) fn keys_in_a_row<const D: usize>(
         &self,
         b: usize,
         head: usize,
-        keys: Range<usize>,
+        keys: &Range<usize>,
     ) -> Option<&'a [[bf16; D]]> {
         let [over_outer, over_token, over_head] = self.kv.strides;
         let Data::Bf16(data) = self.kv.data else {
             return None;
         };
-        let apart = self.sparse.is_some() || self.pages.is_some() || over_token != D;
+        let in_a_row = self.tokens_in_a_row();
+        let apart = self.sparse.is_some() || in_a_row < MANY || over_token != D;
         if apart || keys.is_empty() {
             return None;
         }
         let [outer, token] = self.locate_one(b, keys.start);
         let first = outer * over_outer + token * over_token + head * over_head;
-        data[first..].as_chunks().0.get(..keys.len())
+        let run = keys.len().min(in_a_row - token);
+        data[first..].as_chunks().0.get(..run)
+    }
+
+    /// Tokens that follow each other at one distance, from the first of a page or of a request's on.
+    fn tokens_in_a_row(&self) -> usize {
+        self.pages
+            .as_ref()
+            .map_or(usize::MAX, |pages| pages.page_size)
     }
 
     /// Calls `visit` with values as they lie in the cache.
@@ -531,11 +541,17 @@ impl<'a> Problem<'a> {
             let [over_outer, over_token, over_head] = tensor.strides;
             let base = head * over_head;
             // Chunks, where rows don't overlap.
-            if self.pages.is_none() && over_token >= width && !keys.is_empty() {
-                let [outer, token] = self.locate_one(b, keys.start);
-                let first = base + outer * over_outer + token * over_token;
-                for row in data[first..].chunks(over_token).take(keys.len()) {
-                    visit(&row[..width]);
+            let in_a_row = self.tokens_in_a_row();
+            if in_a_row >= MANY && over_token >= width {
+                let mut keys = keys;
+                while !keys.is_empty() {
+                    let [outer, token] = self.locate_one(b, keys.start);
+                    let first = base + outer * over_outer + token * over_token;
+                    let run = keys.len().min(in_a_row - token);
+                    for row in data[first..].chunks(over_token).take(run) {
+                        visit(&row[..width]);
+                    }
+                    keys.start += run;
                 }
                 return;
             }
@@ -806,6 +822,9 @@ enum Place {
     Cache([usize; 2]),
     Extra([usize; 2]),
 }
+
+/// Tokens of a page that are worth looking for the first of them, and no other.
+const MANY: usize = 8;
 
 /// What stands for a key that there isn't; it is hidden, too.
 static ZEROS: [bf16; MAX_WIDTH] = [bf16::ZERO; _];
