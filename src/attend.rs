@@ -668,6 +668,7 @@ fn list_pages<'a, const D: usize>(
         *n += run.len();
         keys.start += run.len();
     }
+    debug_assert!(keys.is_empty(), "a page's rows are all there");
 }
 
 /// The same with values, from the first row on.
