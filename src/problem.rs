@@ -823,7 +823,7 @@ enum Place {
     Extra([usize; 2]),
 }
 
-/// Tokens of a page that are worth looking for the first of them, and no other.
+/// A page of so many tokens is looked up once, and not for each of them.
 const MANY: usize = 8;
 
 /// What stands for a key that there isn't; it is hidden, too.
