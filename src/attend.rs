@@ -632,29 +632,25 @@ fn list_keys<'a, const D: usize>(
     rows: &mut [&'a [bf16; D]; STREAM_KEYS],
     n: &mut usize,
 ) {
-    let (request, head) = (group.request, group.head);
-    let (problem, mut to) = (group.problem, rows[*n..].iter_mut());
+    let (problem, request, head) = (group.problem, group.request, group.head);
     // Often an addition for each, and nothing to look up: with few rows a nanosecond counts.
     match problem.keys_in_a_row(request, head, &keys) {
         Some(run) if run.len() == keys.len() => {
+            let mut to = rows[*n..].iter_mut();
             // In this order: `to` keeps what there is no key for.
             for (row, to) in run.iter().zip(to.by_ref()) {
                 *to = row;
             }
             *n = STREAM_KEYS - to.len();
         }
-        Some(_) => list_pages(group, keys, rows, n),
-        None => {
-            problem.each_key(request, head, keys, |row| put(row, &mut to));
-            *n = STREAM_KEYS - to.len();
-        }
+        _ => list_runs(group, keys, rows, n),
     }
     repeat_last(*n, rows);
 }
 
-/// The same page by page. Apart, as the usual case is slower with this loop around it.
+/// The same of keys that don't all lie in a row. Apart, as the usual case is slower with this loop around it.
 #[inline(never)]
-fn list_pages<'a, const D: usize>(
+fn list_runs<'a, const D: usize>(
     group: &Group<'a>,
     mut keys: Range<usize>,
     rows: &mut [&'a [bf16; D]; STREAM_KEYS],
@@ -668,7 +664,9 @@ fn list_pages<'a, const D: usize>(
         *n += run.len();
         keys.start += run.len();
     }
-    debug_assert!(keys.is_empty(), "a page's rows are all there");
+    let mut to = rows[*n..].iter_mut();
+    problem.each_key(request, head, keys, |row| put(row, &mut to));
+    *n = STREAM_KEYS - to.len();
 }
 
 /// The same with values, from the first row on.

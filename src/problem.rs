@@ -497,22 +497,28 @@ impl<'a> Problem<'a> {
         let Data::Bf16(data) = self.kv.data else {
             return None;
         };
-        let in_a_row = self.tokens_in_a_row();
-        let apart = self.sparse.is_some() || in_a_row < MANY || over_token != D;
-        if apart || keys.is_empty() {
+        if over_token != D {
             return None;
         }
-        let [outer, token] = self.locate_one(b, keys.start);
+        let ([outer, token], run) = self.run(b, keys)?;
         let first = outer * over_outer + token * over_token + head * over_head;
-        let run = keys.len().min(in_a_row - token);
         data[first..].as_chunks().0.get(..run)
     }
 
-    /// Tokens that follow each other at one distance, from the first of a page or of a request's on.
-    fn tokens_in_a_row(&self) -> usize {
-        self.pages
+    /// Where the first of these keys lies, and how many of them, it among them, follow each other at one distance: all, or those of a page, unless
+    /// pages are small.
+    fn run(&self, b: usize, keys: &Range<usize>) -> Option<([usize; 2], usize)> {
+        /// A page of so many tokens is looked up once, and not for each of them.
+        const MANY: usize = 8;
+        let page = self
+            .pages
             .as_ref()
-            .map_or(usize::MAX, |pages| pages.page_size)
+            .map_or(usize::MAX, |pages| pages.page_size);
+        if self.sparse.is_some() || page < MANY || keys.is_empty() {
+            return None;
+        }
+        let [outer, token] = self.locate_one(b, keys.start);
+        Some(([outer, token], keys.len().min(page - token)))
     }
 
     /// Calls `visit` with values as they lie in the cache.
@@ -540,20 +546,16 @@ impl<'a> Problem<'a> {
         if let (None, Data::Bf16(data)) = (&self.sparse, tensor.data) {
             let [over_outer, over_token, over_head] = tensor.strides;
             let base = head * over_head;
+            let mut keys = keys;
             // Chunks, where rows don't overlap.
-            let in_a_row = self.tokens_in_a_row();
-            if in_a_row >= MANY && over_token >= width {
-                let mut keys = keys;
-                while !keys.is_empty() {
-                    let [outer, token] = self.locate_one(b, keys.start);
-                    let first = base + outer * over_outer + token * over_token;
-                    let run = keys.len().min(in_a_row - token);
-                    for row in data[first..].chunks(over_token).take(run) {
-                        visit(&row[..width]);
-                    }
-                    keys.start += run;
+            while over_token >= width
+                && let Some(([outer, token], run)) = self.run(b, &keys)
+            {
+                let first = base + outer * over_outer + token * over_token;
+                for row in data[first..].chunks(over_token).take(run) {
+                    visit(&row[..width]);
                 }
-                return;
+                keys.start += run;
             }
             for [outer, token] in self.locate(b, keys) {
                 let start = base + outer * over_outer + token * over_token;
@@ -822,9 +824,6 @@ enum Place {
     Cache([usize; 2]),
     Extra([usize; 2]),
 }
-
-/// A page of so many tokens is looked up once, and not for each of them.
-const MANY: usize = 8;
 
 /// What stands for a key that there isn't; it is hidden, too.
 static ZEROS: [bf16; MAX_WIDTH] = [bf16::ZERO; _];

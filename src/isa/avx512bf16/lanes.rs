@@ -42,7 +42,7 @@ const DOTS: usize = LANES / EACH;
 /// Keys of C1's register tiles, which have 24 sums: of three vectors of rows, and of four.
 const GROUP_OF_3: usize = 8;
 const GROUP_OF_4: usize = 6;
-/// Lines of the code of C1's largest tile and of C2's.
+/// Lines of the code of C1's largest tile and of C2's, about: it does no harm to ask for others.
 const QK_LINES: usize = 22;
 const TILE_LINES: usize = 31;
 /// Pairs of a vector of keys.
