@@ -314,14 +314,19 @@ fn streams_keep_the_largest_whole() {
     const LARGEST: f32 = 0.75;
     let values = numbers(31, BLOCK_KEYS * MAX_D_V);
     for (rows, len) in cases() {
-        // Row r's scores are the keys' feature r.
+        // Row r's scores are three of the keys' features, from 3r on, so that FP32 has all of them.
         let mut q = std::vec![bf16::ZERO; ROWS * MAX_D_QK];
         for r in 0..rows {
-            q[r * MAX_D_QK + r] = bf16::ONE;
+            q[r * MAX_D_QK + 3 * r..][..3].fill(bf16::ONE);
         }
         for way in ways() {
-            // Where products are weighed, P is a power of two whose score is a whole number below the largest, or else below 0.
-            let whole = if way.shares_lanes(rows) { LARGEST } else { 0.0 };
+            // P is a power of two where a score is a whole number. Where products are weighed, P is relative to the largest, and one and a half
+            // times a power of two, as powers would all be rounded like it if they weren't weighed.
+            let whole = if way.shares_lanes(rows) {
+                LARGEST + 1.5_f32.log2()
+            } else {
+                0.0
+            };
             let mut keys = std::vec![bf16::ZERO; BLOCK_KEYS * MAX_D_QK];
             for r in 0..rows {
                 let largest = (29 * r + 37) % len;
@@ -329,7 +334,11 @@ fn streams_keep_the_largest_whole() {
                     // Away from the largest they are so low that they don't count.
                     let below = (k + r) % 5 + if k / 16 == largest / 16 { 1 } else { 21 };
                     let score = whole - f32::from(u8::try_from(below).unwrap());
-                    key[r] = bf16::from_f32(if k == largest { LARGEST } else { score });
+                    let mut rest = if k == largest { LARGEST } else { score };
+                    for part in &mut key[3 * r..][..3] {
+                        *part = bf16::from_f32(rest);
+                        rest -= part.to_f32();
+                    }
                 }
             }
             let run = Run {
