@@ -16,6 +16,7 @@
 //!
 //! O lies as [`super::stream`] keeps it.
 
+use core::mem::MaybeUninit;
 use core::ops::Range;
 
 use super::few::{self, PIECES};
@@ -99,9 +100,16 @@ pub(super) fn pack_q(d_qk: usize, rows: &[&[bf16]], negate: bool, panel: &mut QP
     }
 }
 
-/// Scores of a step: two keys of each row side by side.
+/// Scores of a step. Not cleared for each block, nor is P: together that takes a hundredth of the block's time.
 #[repr(align(64))]
-struct Scores([[f32; LANES]; STEP / 2]);
+struct Scores {
+    /// Two keys of each row side by side.
+    of: [MaybeUninit<[f32; LANES]>; STEP / 2],
+    /// How many of these C1 has written.
+    len: usize,
+    /// The largest of them, of each pair of keys in a tile.
+    largest: [[f32; LANES]; GROUP_OF_3 / 2],
+}
 
 /// Which rows see which keys, as scores lie.
 type Seen = [__mmask16; STEP / 2];
@@ -110,9 +118,11 @@ type Seen = [__mmask16; STEP / 2];
 #[repr(align(64))]
 struct Probs {
     /// Rounded, pair by pair of keys all rows, and what that took.
-    parts: [[[u32; ROWS]; STEP / 2]; 2],
+    parts: [[MaybeUninit<[u32; ROWS]>; STEP / 2]; 2],
     /// Parts that count.
     len: usize,
+    /// How many pairs of each of them V1 has written.
+    pairs: usize,
     /// What each row's products count for, as [`L0a::weights`].
     weights: [f32; LANES],
 }
@@ -182,14 +192,19 @@ impl<W: Widths> Call<'_, W> {
         let tile = Step::<W>::tile::<N> as *const ();
         keep_in_l2(zmm, qk, QK_LINES);
         keep_in_l2(zmm, tile, TILE_LINES);
-        let mut s = Scores([[0.0; LANES]; _]);
+        let mut s = Scores {
+            of: [const { MaybeUninit::uninit() }; _],
+            len: 0,
+            largest: [[0.0; LANES]; _],
+        };
         let mut probs = Probs {
-            parts: [[[0; _]; _]; 2],
+            parts: [const { [const { MaybeUninit::uninit() }; _] }; 2],
             len: if call.precision == Precision::Bf16x2 {
                 2
             } else {
                 1
             },
+            pairs: 0,
             weights: [1.0; _],
         };
         // Then a value that isn't finite makes no score of its key finite, not even of rows beyond, as 0 times it is NaN.
@@ -275,10 +290,14 @@ impl<W: Widths> Step<'_, W> {
         let groups = keys.div_ceil(GROUP);
         let keys = self.keys.as_chunks().0.iter();
         let asked = self.asked.as_chunks().0.iter();
-        let s = s.0.as_chunks_mut().0.iter_mut();
-        for (group, ((keys, asked), s)) in keys.zip(asked).zip(s).take(groups).enumerate() {
+        let Scores { of, len, largest } = s;
+        *len = 0;
+        largest.fill([f32::NEG_INFINITY; LANES]);
+        let tiles = of.as_chunks_mut().0.iter_mut();
+        for (group, ((keys, asked), tile)) in keys.zip(asked).zip(tiles).take(groups).enumerate() {
             self.touch(HALF * group + STEP / 2);
-            self.qk::<GROUP, HALF, VECTORS, SHARED>(keys, asked, q, s);
+            self.qk::<GROUP, HALF, VECTORS, SHARED>(keys, asked, q, tile, largest);
+            *len += HALF;
         }
     }
 
@@ -299,7 +318,8 @@ impl<W: Widths> Step<'_, W> {
         keys: &[*const bf16; GROUP],
         asked: &[*const bf16; HALF],
         q: &[[[u32; LANES]; VECTORS]],
-        s: &mut [[f32; LANES]; HALF],
+        s: &mut [MaybeUninit<[f32; LANES]>; HALF],
+        largest: &mut [[f32; LANES]; GROUP_OF_3 / 2],
     ) {
         const { assert!(GROUP == 2 * HALF && 2 * VECTORS <= ROWS) };
         const { assert!(VECTORS - SHARED <= 1) };
@@ -360,7 +380,12 @@ impl<W: Widths> Step<'_, W> {
             }
             let low = added(sums[0], sums[1]);
             let high = added(sums[2], sums[3]);
-            store(&mut s[k], added_quarters(low, high));
+            let scores = added_quarters(low, high);
+            // SAFETY: 16 f32 are 64 bytes; no alignment needed.
+            unsafe { _mm512_storeu_ps(s[k].as_mut_ptr().cast(), scores) }
+            // The second where the first is NaN.
+            let max = _mm512_max_ps(scores, load(&largest[k]));
+            store(&mut largest[k], max);
         }
     }
 
@@ -410,7 +435,7 @@ impl<W: Widths> Step<'_, W> {
     ) {
         const { assert!(N <= ROWS) };
         assert!(strip < self.widths.strips() && piece < PIECES);
-        assert!(self.pairs <= PAIRS && self.values.len() <= STEP / KEYS);
+        assert!(self.pairs <= PAIRS && self.values.len() * PAIRS <= probs.pairs);
         let times = PIECES * self.widths.strips();
         let time = PIECES * strip + piece;
         // All of them together for the pages of what the next C1 asks for.
@@ -427,8 +452,8 @@ impl<W: Widths> Step<'_, W> {
                     lines.ask(self);
                     // SAFETY: values are valid for the columns of all strips, of which these are some by the assertion.
                     let v = unsafe { few::interleaved_piece(&values[k], column) };
-                    // SAFETY: a step has no more vectors of keys, and these no more pairs, by the assertion.
-                    let p = unsafe { part.get_unchecked(vector * PAIRS + k) };
+                    // SAFETY: V1 has written the pairs of all vectors of keys, and these have no more, by the assertion.
+                    let p = unsafe { part.get_unchecked(vector * PAIRS + k).assume_init_ref() };
                     for r in 0..N {
                         let p = as_pairs(_mm512_set1_epi32(p[r].cast_signed()));
                         acc[r][0] = _mm512_dpbf16_ps(acc[r][0], as_pairs(v[0]), p);
@@ -556,29 +581,31 @@ fn softmax(
     probs: &mut Probs,
 ) -> bool {
     /// So that latency isn't what limits.
-    const CHAINS: usize = 4;
+    const CHAINS: usize = GROUP_OF_3 / 2;
     let zmm = isa.zmm;
     let pairs = keys.len().next_multiple_of(KEYS) / 2;
     let seen = seen(call, keys.start, keys.len());
-    let (seen, s, rows) = (&seen[..pairs], &s.0[..pairs], &asked.rows[..pairs]);
-    let (lowest, zero) = (zmm.splat(f32::NEG_INFINITY), zmm.splat(0.0));
-    let (mut max, mut zeros) = ([lowest; CHAINS], [zero; CHAINS]);
-    let chunks = s.as_chunks::<CHAINS>().0.iter();
-    for (s, seen) in chunks.zip(seen.as_chunks::<CHAINS>().0) {
+    let (seen, of, rows) = (&seen[..pairs], &s.written()[..pairs], &asked.rows[..pairs]);
+    let zero = zmm.splat(0.0);
+    let mut max = [zmm.splat(f32::NEG_INFINITY); CHAINS];
+    if call.mask.is_none() && keys.len() == STEP {
+        // C1 has these keys alone, and has found the largest.
         for i in 0..CHAINS {
-            let scores = load(&s[i]);
-            // The second where the first is NaN.
-            max[i] = _mm512_mask_max_ps(max[i], seen[i], scores, max[i]);
-            // NaN where a score isn't finite.
-            zeros[i] = _mm512_fmadd_ps(scores, zero, zeros[i]);
+            max[i] = load(&s.largest[i]);
+        }
+    } else {
+        let chunks = of.as_chunks::<CHAINS>().0.iter();
+        for (s, seen) in chunks.zip(seen.as_chunks::<CHAINS>().0) {
+            for i in 0..CHAINS {
+                // The second where the first is NaN.
+                max[i] = _mm512_mask_max_ps(max[i], seen[i], load(&s[i]), max[i]);
+            }
         }
     }
-    let (mut largest, mut zero_sum) = (max[0], zeros[0]);
+    let mut largest = max[0];
     for i in 1..CHAINS {
         largest = _mm512_max_ps(largest, max[i]);
-        zero_sum = _mm512_add_ps(zero_sum, zeros[i]);
     }
-    let finite = _mm512_fpclass_ps_mask::<NOT_FINITE>(zero_sum) == 0;
     let largest = to_rows(_mm512_max_ps(largest, swapped(largest)));
     let bases = stream::follow(zmm, call, largest, state);
     let exact = call.rescale == Rescale::Exact;
@@ -592,12 +619,14 @@ fn softmax(
     let max = to_lanes(load(&bases.max));
     let offset = to_lanes(offset);
     let factor = to_lanes(load(&bases.factor));
-    let (mut sums, mut kept) = ([zero; 2], zero);
-    let vectors = s.as_chunks::<CHAINS>().0.iter();
+    let (mut sums, mut zeros, mut kept) = ([zero; 2], [zero; CHAINS], zero);
+    let vectors = of.as_chunks::<CHAINS>().0.iter();
     let vectors = vectors.zip(seen.as_chunks::<CHAINS>().0);
     let [high, low] = &mut probs.parts;
-    let high: &mut [[_; CHAINS / 2]] = high.as_flattened_mut().as_chunks_mut().0.as_chunks_mut().0;
-    let low: &mut [[_; CHAINS / 2]] = low.as_flattened_mut().as_chunks_mut().0.as_chunks_mut().0;
+    // Of two pairs each.
+    let high: &mut [[[_; 2]; CHAINS / 2]] = high.as_chunks_mut().0.as_chunks_mut().0;
+    let low: &mut [[[_; 2]; CHAINS / 2]] = low.as_chunks_mut().0.as_chunks_mut().0;
+    probs.pairs = 0;
     let vectors = vectors.zip(rows.as_chunks::<CHAINS>().0);
     for (((s, seen), rows), (high, low)) in vectors.zip(high.iter_mut().zip(low)) {
         for row in rows {
@@ -605,7 +634,10 @@ fn softmax(
         }
         let mut prob = [zero; CHAINS];
         for i in 0..CHAINS {
-            let below = _mm512_sub_ps(load(&s[i]), max);
+            let score = load(&s[i]);
+            // NaN where a score isn't finite, and nothing takes that away.
+            zeros[i] = _mm512_or_ps(zeros[i], _mm512_sub_ps(score, score));
+            let below = _mm512_sub_ps(score, max);
             prob[i] = _mm512_fmadd_ps(below, scale, offset);
         }
         prob = zmm.exp2_each(prob);
@@ -619,7 +651,7 @@ fn softmax(
         for i in 0..CHAINS / 2 {
             let prob = [prob[2 * i], prob[2 * i + 1]];
             let pairs = _mm512_cvtne2ps_pbh(prob[1], prob[0]);
-            store_pairs(&mut high[i], from_pairs(pairs));
+            put(&mut high[i], pairs);
             kept = isa.dots.add(zmm, kept, from_pairs(pairs));
             if whole {
                 let used = widened(pairs);
@@ -628,10 +660,11 @@ fn softmax(
                     _mm512_sub_ps(prob[1], used[1]),
                 ];
                 let pairs = _mm512_cvtne2ps_pbh(rest[1], rest[0]);
-                store_pairs(&mut low[i], from_pairs(pairs));
+                put(&mut low[i], pairs);
                 kept = isa.dots.add(zmm, kept, from_pairs(pairs));
             }
         }
+        probs.pairs += CHAINS;
     }
     let sums = _mm512_add_ps(sums[0], sums[1]);
     let sums = to_rows(_mm512_add_ps(sums, swapped(sums)));
@@ -644,7 +677,20 @@ fn softmax(
         let total = &mut total.as_chunks_mut().0[0];
         store(total, _mm512_fmadd_ps(sums, weight, load(total)));
     }
-    finite
+    let mut all = zeros[0];
+    for i in 1..CHAINS {
+        all = _mm512_or_ps(all, zeros[i]);
+    }
+    _mm512_fpclass_ps_mask::<NOT_FINITE>(all) == 0
+}
+
+/// P of two pairs of keys.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn put(to: &mut [MaybeUninit<[u32; ROWS]>; 2], p: __m512bh) {
+    const { assert!(2 * ROWS == LANES) };
+    // SAFETY: twice 8 u32 are 64 bytes; no alignment needed.
+    unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), from_pairs(p)) }
 }
 
 /// In FP32, the first half and then the second.
@@ -685,12 +731,26 @@ fn seen(call: &Softmax<'_>, first: usize, len: usize) -> Seen {
     seen
 }
 
+impl Scores {
+    /// What C1 has written.
+    #[inline]
+    fn written(&self) -> &[[f32; LANES]] {
+        let of = &self.of[..self.len];
+        // SAFETY: C1 has written so many.
+        unsafe { core::slice::from_raw_parts(of.as_ptr().cast(), of.len()) }
+    }
+}
+
 impl Probs {
     /// As other kernels have it.
     #[cold]
     fn spread(&self, rows: usize, p: &mut L0a) {
-        for (part, to) in self.parts.iter().zip([&mut p.high, &mut p.low]) {
-            for (pair, to) in part.iter().zip(&mut p::blocks_mut(to)[0]) {
+        let parts = self.parts[..self.len].iter();
+        for (part, to) in parts.zip([&mut p.high, &mut p.low]) {
+            let pairs = part[..self.pairs].iter();
+            for (pair, to) in pairs.zip(&mut p::blocks_mut(to)[0]) {
+                // SAFETY: V1 has written so many pairs of each part that counts.
+                let pair = unsafe { pair.assume_init_ref() };
                 to[..rows].copy_from_slice(&pair[..rows]);
             }
         }
