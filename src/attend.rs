@@ -73,9 +73,6 @@ use crate::tile::{
 /// asked for ahead (the NPU's MTE2). With more the processor's own prefetcher keeps
 /// up, and asking again showed no gain, but to a backend that computes faster ([`Isa::ALL_ASK`]).
 const FEW_ROWS: usize = 16;
-/// Keys that one C2 asks for beyond C1's lead, where it does, so that memory isn't idle meanwhile. C1
-/// asks for so many fewer.
-const AHEAD: usize = 64;
 
 /// How to compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -323,7 +320,11 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
     // Who asks for keys: all stages, or else C1, with few rows both, or C2 alone.
     let all_ask = I::ALL_ASK && as_they_lie;
     let c1_asks = reads_rows && lie && problem.has_key_rows() && group.rows.len() <= I::ASKING_ROWS;
-    let both = c1_asks && group.rows.len() <= I::BOTH_ASK_ROWS;
+    let both = if c1_asks {
+        isa.pv_asks(group.rows.len())
+    } else {
+        0
+    };
     // Keys that are put together first are wanted all at once.
     let lead = if as_they_lie {
         I::lead(group.rows.len())
@@ -411,8 +412,8 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     if !one_row && !reuse {
                         gather_values(group, range.clone(), &mut values);
                     }
-                    if both {
-                        group.ahead(asked + AHEAD, &mut asked, &mut next);
+                    if both > 0 {
+                        group.ahead(asked + both, &mut asked, &mut next);
                     } else if few && !c1_asks && !I::ALL_ASK {
                         // The block that C1 will begin with then.
                         let end = range.end + in_flight * BLOCK_KEYS;

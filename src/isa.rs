@@ -281,8 +281,6 @@ pub trait Isa: Copy {
     const DIRECT_ROWS: usize = 0;
     /// Up to so many rows [`qk`](Isa::qk) asks for the rows to come.
     const ASKING_ROWS: usize = 0;
-    /// Up to so many rows, and not beyond those, [`pv_direct`](Isa::pv_direct) does as well.
-    const BOTH_ASK_ROWS: usize = 0;
     /// Whether C1, V1 and C2 of any number of rows ask for the block to come, each for its [share](Isa::share).
     const ALL_ASK: bool = false;
     /// Whether C2 of a group's panels is one ([`pv_panels`](Isa::pv_panels)), where values lie as BF16.
@@ -294,6 +292,12 @@ pub trait Isa: Copy {
     /// if it reads keys in the order in which it asks for them.
     fn lead(_rows: usize) -> usize {
         16
+    }
+
+    /// For so many keys to come [`pv_direct`](Isa::pv_direct) of so many rows asks as well, beyond C1's [lead](Isa::lead), so that memory
+    /// isn't idle meanwhile. C1 asks for so many fewer.
+    fn pv_asks(self, _rows: usize) -> usize {
+        0
     }
 
     /// How many rows to come a stage of a panel of so many rows asks for, where [all do](Isa::ALL_ASK): those that its

@@ -162,6 +162,17 @@ impl Isa for Avx512Bf16 {
         }
     }
 
+    fn pv_asks(self, rows: usize) -> usize {
+        const { assert!(few::C2_ROWS == 16) };
+        match rows {
+            // Not timed on other cores.
+            _ if !self.two_dots() => 0,
+            0..=12 => 96,
+            13..=16 => 80,
+            _ => 0,
+        }
+    }
+
     fn prob(self, p: &L0a, precision: Precision, k: usize, r: usize) -> f32 {
         prob_of(p, precision, k, r, |tile| p::pair_of(tile, k / 2, r))
     }
@@ -205,13 +216,12 @@ impl Isa for Avx512Bf16 {
         scratch: &mut L0b,
         o: &mut [OStrip],
     ) -> Left {
-        let zmm = self.zmm;
         let all = if call.rows <= few::C2_ROWS {
             // SAFETY: the token proves the features.
-            unsafe { few::pv::<D_V>(zmm, call, p, values, o) }
+            unsafe { few::pv::<D_V>(self, call, p, values, o) }
         } else {
             // SAFETY: the token proves the features.
-            unsafe { c2::pv_packing::<D_V>(zmm, from_ref(call), &[p], values, scratch, o) }
+            unsafe { c2::pv_packing::<D_V>(self.zmm, from_ref(call), &[p], values, scratch, o) }
         };
         Left { all, tail: 0 }
     }

@@ -686,12 +686,16 @@ macro_rules! backend {
         impl Isa for $token {
             const DIRECT_ROWS: usize = usize::MAX;
             const ASKING_ROWS: usize = $asking;
-            const BOTH_ASK_ROWS: usize = if Self::STREAM_ROWS == 0 {
-                fp32::few::FEW_ROWS
-            } else {
-                0
-            };
             $(const STREAM_ROWS: usize = $stream::ROWS;)?
+
+            fn pv_asks(self, rows: usize) -> usize {
+                // With streams, few rows are what is left of many.
+                if Self::STREAM_ROWS == 0 && rows <= fp32::few::FEW_ROWS {
+                    64
+                } else {
+                    0
+                }
+            }
 
             fn lead(rows: usize) -> usize {
                 // Panels read parts of all keys of a block before the next parts.
@@ -868,8 +872,7 @@ macro_rules! backend {
                 }
                 // SAFETY: the token proves the features.
                 unsafe {
-                    // With streams, few rows are what is left of many.
-                    if call.rows <= Self::BOTH_ASK_ROWS {
+                    if self.pv_asks(call.rows) > 0 {
                         few(self, call, p, values, scratch, o)
                     } else {
                         run(self, call, p, values, scratch, o)

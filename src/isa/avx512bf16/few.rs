@@ -14,7 +14,7 @@
 
 use super::c2::{TILE_ROWS, add_to, padded, rescale, tile_rows};
 use super::*;
-use crate::isa::ahead::Ahead;
+use crate::isa::ahead::{Ahead, LINE};
 use crate::isa::shared;
 
 /// Up to so many rows C1 here beats that for panels, whose tiles take a load for every dot with one vector of
@@ -157,7 +157,7 @@ pub(super) const PIECES: usize = STRIP / PIECE;
 /// C2 of up to [`C2_ROWS`] rows: [`Isa::pv_direct`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(super) fn pv<const D_V: usize>(
-    zmm: Zmm,
+    isa: Avx512Bf16,
     call: &Pv<'_>,
     p: &L0a,
     values: &Rows<'_>,
@@ -169,8 +169,22 @@ pub(super) fn pv<const D_V: usize>(
         Precision::Bf16 => &[][..],
         Precision::Bf16x2 => &p::blocks(&p.low)[0][..pairs],
     };
+    let mut tiles = 0;
+    let mut row = 0;
+    while row < call.rows {
+        row += tile_rows(call.rows - row);
+        tiles += 1;
+    }
+    let parts = if low.is_empty() { 1 } else { 2 };
+    let next = if isa.pv_asks(call.rows) > 0 {
+        call.next
+    } else {
+        &[]
+    };
+    let mut passes = Passes::of(next, D_V / STRIP * tiles * parts, rows[0].as_ptr());
+    let passes = &mut passes;
     let c2 = C2 {
-        zmm,
+        zmm: isa.zmm,
         high: &p::blocks(&p.high)[0][..pairs],
         low,
         weights: &p.weights,
@@ -180,13 +194,13 @@ pub(super) fn pv<const D_V: usize>(
     let mut left = 0;
     for (strip, o) in o.iter_mut().enumerate().take(D_V / STRIP) {
         // A V that isn't finite makes no row's O finite, since 0 times it is NaN: the first tile tells where to look.
-        let mut row = c2.next(strip, 0, call.rows, o);
+        let mut row = c2.next(strip, 0, call.rows, passes, o);
         if row == 0 {
             left |= 1 << strip;
             continue;
         }
         while row < call.rows {
-            row += c2.next(strip, row, call.rows, o);
+            row += c2.next(strip, row, call.rows, passes, o);
         }
     }
     left
@@ -213,21 +227,34 @@ impl<const D_V: usize> C2<'_, D_V> {
     /// was left as it was.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn next(&self, strip: usize, row: usize, rows: usize, o: &mut OStrip) -> usize {
+    fn next(
+        &self,
+        strip: usize,
+        row: usize,
+        rows: usize,
+        passes: &mut Passes<'_>,
+        o: &mut OStrip,
+    ) -> usize {
         match tile_rows(rows - row) {
-            0 | 1 => self.tile::<1>(strip, row, o),
-            2 => self.tile::<2>(strip, row, o),
-            3 => self.tile::<3>(strip, row, o),
-            4 => self.tile::<4>(strip, row, o),
-            5 => self.tile::<5>(strip, row, o),
-            _ => self.tile::<TILE_ROWS>(strip, row, o),
+            0 | 1 => self.tile::<1>(strip, row, passes, o),
+            2 => self.tile::<2>(strip, row, passes, o),
+            3 => self.tile::<3>(strip, row, passes, o),
+            4 => self.tile::<4>(strip, row, passes, o),
+            5 => self.tile::<5>(strip, row, passes, o),
+            _ => self.tile::<TILE_ROWS>(strip, row, passes, o),
         }
     }
 
     /// `ROWS` rows from `row` on: [`next`](Self::next).
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    fn tile<const ROWS: usize>(&self, strip: usize, row: usize, o: &mut OStrip) -> usize {
+    fn tile<const ROWS: usize>(
+        &self,
+        strip: usize,
+        row: usize,
+        passes: &mut Passes<'_>,
+        o: &mut OStrip,
+    ) -> usize {
         let o: &mut [[f32; STRIP]; ROWS] = &mut o[row..].as_chunks_mut().0[0];
         let mut acc: Acc<ROWS> = [[[_mm512_setzero_ps(); 2]; PIECES]; ROWS];
         // As `C2::goes_on` of panels has it.
@@ -243,8 +270,10 @@ impl<const D_V: usize> C2<'_, D_V> {
                 }
             }
         }
-        self.accumulate(self.high, strip, row, &mut acc);
-        self.accumulate(self.low, strip, row, &mut acc);
+        self.accumulate(self.high, strip, row, passes.next(), &mut acc);
+        if !self.low.is_empty() {
+            self.accumulate(self.low, strip, row, passes.next(), &mut acc);
+        }
         if row == 0 && !finite(&acc) {
             let values = self.values.as_flattened().iter().map(|&row| &row[..]);
             let columns = strip * STRIP..(strip + 1) * STRIP;
@@ -277,10 +306,14 @@ impl<const D_V: usize> C2<'_, D_V> {
         p: &[Words],
         strip: usize,
         row: usize,
+        mut lines: Lines<'_>,
         acc: &mut Acc<ROWS>,
     ) {
         assert!((strip + 1) * STRIP <= D_V && row + ROWS <= C2_ROWS);
+        // The caller's would be on the stack.
+        let mut sums = *acc;
         for (p, pair) in p.iter().zip(self.values) {
+            self.zmm.prefetch(lines.next());
             // SAFETY: the values are references to D_V elements, and the strip lies within these, asserted above.
             let v = unsafe { interleaved(&pair.map(|row| row.as_ptr()), strip) };
             for r in 0..ROWS {
@@ -288,11 +321,81 @@ impl<const D_V: usize> C2<'_, D_V> {
                 let p = unsafe { *p.get_unchecked(row + r) };
                 let p = as_pairs(_mm512_set1_epi32(p.cast_signed()));
                 for i in 0..PIECES {
-                    acc[r][i][0] = _mm512_dpbf16_ps(acc[r][i][0], as_pairs(v[i][0]), p);
-                    acc[r][i][1] = _mm512_dpbf16_ps(acc[r][i][1], as_pairs(v[i][1]), p);
+                    sums[r][i][0] = _mm512_dpbf16_ps(sums[r][i][0], as_pairs(v[i][0]), p);
+                    sums[r][i][1] = _mm512_dpbf16_ps(sums[r][i][1], as_pairs(v[i][1]), p);
                 }
             }
         }
+        *acc = sums;
+        while lines.left() {
+            self.zmm.prefetch(lines.next());
+        }
+    }
+}
+
+/// Rows to come, as many of them for each time that C2 goes over a block's pairs.
+struct Passes<'a> {
+    rows: &'a [&'a [bf16]],
+    each: usize,
+    /// What to ask for where there is nothing.
+    here: *const bf16,
+}
+
+impl<'a> Passes<'a> {
+    /// All of `rows`, in so many passes.
+    fn of(rows: &'a [&'a [bf16]], passes: usize, here: *const bf16) -> Self {
+        Self {
+            rows,
+            each: rows.len().div_ceil(passes),
+            here,
+        }
+    }
+
+    /// The next pass's.
+    #[inline(always)]
+    fn next(&mut self) -> Lines<'a> {
+        let (rows, later) = self.rows.split_at(self.each.min(self.rows.len()));
+        self.rows = later;
+        Lines {
+            rows,
+            row: 0,
+            begin: rows.first().map_or(self.here, |row| row.as_ptr()),
+            at: 0,
+            len: rows.first().map_or(LINE, |row| row.len()),
+        }
+    }
+}
+
+/// Their lines, one by one: without a branch, as those that the processor can't foresee cost more than all requests.
+struct Lines<'a> {
+    /// All as long.
+    rows: &'a [&'a [bf16]],
+    row: usize,
+    begin: *const bf16,
+    /// Where in the row, and how long that is.
+    at: usize,
+    len: usize,
+}
+
+impl Lines<'_> {
+    /// Whether there is a line that hasn't been asked for.
+    fn left(&self) -> bool {
+        self.row < self.rows.len()
+    }
+
+    /// The next one. Behind the last, those of the last row again.
+    #[inline(always)]
+    fn next(&mut self) -> *const bf16 {
+        let line = self.begin.wrapping_add(self.at);
+        self.at += LINE;
+        let ends = usize::from(self.at >= self.len);
+        self.at &= ends.wrapping_sub(1);
+        self.row += ends;
+        self.begin = self
+            .rows
+            .get(self.row)
+            .map_or(self.begin, |row| row.as_ptr());
+        line
     }
 }
 
@@ -393,4 +496,50 @@ pub(super) unsafe fn interleaved_piece(
         _mm512_unpacklo_epi16(even, odd),
         _mm512_unpackhi_epi16(even, odd),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::vec::Vec;
+
+    use super::*;
+
+    /// Each line of each row, in the order that they lie there, however many pairs a block has; and nothing but what is there already
+    /// where there is nothing to come.
+    #[test]
+    fn all_passes_ask_for_every_line() {
+        let memory = [[bf16::ZERO; 4 * LINE]; 11];
+        for n in [0, 1, 5, 11] {
+            let rows: Vec<&[bf16]> = memory[..n].iter().map(|row| &row[..]).collect();
+            for (passes, pairs) in [(1, 3), (1, 60), (2, 24), (4, 5), (16, 96)] {
+                let here = core::ptr::without_provenance(64);
+                let mut all = Passes::of(&rows, passes, here);
+                let mut asked = Vec::new();
+                for _ in 0..passes {
+                    let mut lines = all.next();
+                    for _ in 0..pairs {
+                        let left = lines.left();
+                        let line = lines.next();
+                        if left {
+                            asked.push(line);
+                        } else {
+                            let again = memory.as_flattened().as_ptr_range().contains(&line);
+                            assert!(again || line == here);
+                        }
+                    }
+                    while lines.left() {
+                        asked.push(lines.next());
+                    }
+                }
+                let want: Vec<_> = memory[..n]
+                    .as_flattened()
+                    .chunks(LINE)
+                    .map(<[_]>::as_ptr)
+                    .collect();
+                assert_eq!(asked, want, "{n} rows, {passes} passes of {pairs} pairs");
+            }
+        }
+    }
 }
