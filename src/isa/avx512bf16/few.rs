@@ -270,9 +270,11 @@ impl<const D_V: usize> C2<'_, D_V> {
                 }
             }
         }
-        self.accumulate(self.high, strip, row, passes.next(), &mut acc);
-        if !self.low.is_empty() {
-            self.accumulate(self.low, strip, row, passes.next(), &mut acc);
+        // One call, which is inlined.
+        for part in [self.high, self.low] {
+            if !part.is_empty() {
+                acc = self.accumulate(part, strip, row, &mut passes.next(), acc);
+            }
         }
         if row == 0 && !finite(&acc) {
             let values = self.values.as_flattened().iter().map(|&row| &row[..]);
@@ -306,12 +308,10 @@ impl<const D_V: usize> C2<'_, D_V> {
         p: &[Words],
         strip: usize,
         row: usize,
-        mut lines: Lines<'_>,
-        acc: &mut Acc<ROWS>,
-    ) {
+        lines: &mut Lines<'_>,
+        mut acc: Acc<ROWS>,
+    ) -> Acc<ROWS> {
         assert!((strip + 1) * STRIP <= D_V && row + ROWS <= C2_ROWS);
-        // The caller's would be on the stack.
-        let mut sums = *acc;
         for (p, pair) in p.iter().zip(self.values) {
             self.zmm.prefetch(lines.next());
             // SAFETY: the values are references to D_V elements, and the strip lies within these, asserted above.
@@ -321,15 +321,15 @@ impl<const D_V: usize> C2<'_, D_V> {
                 let p = unsafe { *p.get_unchecked(row + r) };
                 let p = as_pairs(_mm512_set1_epi32(p.cast_signed()));
                 for i in 0..PIECES {
-                    sums[r][i][0] = _mm512_dpbf16_ps(sums[r][i][0], as_pairs(v[i][0]), p);
-                    sums[r][i][1] = _mm512_dpbf16_ps(sums[r][i][1], as_pairs(v[i][1]), p);
+                    acc[r][i][0] = _mm512_dpbf16_ps(acc[r][i][0], as_pairs(v[i][0]), p);
+                    acc[r][i][1] = _mm512_dpbf16_ps(acc[r][i][1], as_pairs(v[i][1]), p);
                 }
             }
         }
-        *acc = sums;
         while lines.left() {
             self.zmm.prefetch(lines.next());
         }
+        acc
     }
 }
 
@@ -337,29 +337,35 @@ impl<const D_V: usize> C2<'_, D_V> {
 struct Passes<'a> {
     rows: &'a [&'a [bf16]],
     each: usize,
-    /// What to ask for where there is nothing.
-    here: *const bf16,
+    /// Where those of a pass begin, and behind them what to ask for where there is nothing.
+    begins: [*const bf16; PASS_ROWS],
 }
 
+/// Rows of a pass, and one more: a power of two.
+const PASS_ROWS: usize = 64;
+
 impl<'a> Passes<'a> {
-    /// All of `rows`, in so many passes.
+    /// All of `rows`, unless they are more than so many passes have room for; and `here` where there is nothing to ask for.
     fn of(rows: &'a [&'a [bf16]], passes: usize, here: *const bf16) -> Self {
         Self {
             rows,
-            each: rows.len().div_ceil(passes),
-            here,
+            each: rows.len().div_ceil(passes).min(PASS_ROWS - 1),
+            begins: [here; _],
         }
     }
 
     /// The next pass's.
-    #[inline(always)]
-    fn next(&mut self) -> Lines<'a> {
+    #[inline]
+    fn next(&mut self) -> Lines<'_> {
         let (rows, later) = self.rows.split_at(self.each.min(self.rows.len()));
         self.rows = later;
+        for (begin, row) in self.begins.iter_mut().zip(rows) {
+            *begin = row.as_ptr();
+        }
         Lines {
-            rows,
+            begins: &self.begins,
+            rows: rows.len(),
             row: 0,
-            begin: rows.first().map_or(self.here, |row| row.as_ptr()),
             at: 0,
             len: rows.first().map_or(LINE, |row| row.len()),
         }
@@ -368,11 +374,10 @@ impl<'a> Passes<'a> {
 
 /// Their lines, one by one: without a branch, as those that the processor can't foresee cost more than all requests.
 struct Lines<'a> {
-    /// All as long.
-    rows: &'a [&'a [bf16]],
+    begins: &'a [*const bf16; PASS_ROWS],
+    rows: usize,
     row: usize,
-    begin: *const bf16,
-    /// Where in the row, and how long that is.
+    /// Where in the row, and how long each is.
     at: usize,
     len: usize,
 }
@@ -380,21 +385,17 @@ struct Lines<'a> {
 impl Lines<'_> {
     /// Whether there is a line that hasn't been asked for.
     fn left(&self) -> bool {
-        self.row < self.rows.len()
+        self.row < self.rows
     }
 
-    /// The next one. Behind the last, those of the last row again.
+    /// The next one. Behind the last, any that is there already.
     #[inline(always)]
     fn next(&mut self) -> *const bf16 {
-        let line = self.begin.wrapping_add(self.at);
+        let line = self.begins[self.row % PASS_ROWS].wrapping_add(self.at);
         self.at += LINE;
         let ends = usize::from(self.at >= self.len);
         self.at &= ends.wrapping_sub(1);
         self.row += ends;
-        self.begin = self
-            .rows
-            .get(self.row)
-            .map_or(self.begin, |row| row.as_ptr());
         line
     }
 }
@@ -526,7 +527,11 @@ mod tests {
                             asked.push(line);
                         } else {
                             let again = memory.as_flattened().as_ptr_range().contains(&line);
-                            assert!(again || line == here);
+                            let nothing = here.wrapping_add(
+                                line.addr().wrapping_sub(here.addr()) / size_of::<bf16>()
+                                    % (4 * LINE),
+                            );
+                            assert!(again || line == nothing);
                         }
                     }
                     while lines.left() {
