@@ -1,6 +1,6 @@
 //! C1 and C2 for few rows, where memory limits as much as the dots
-//! do: nothing is packed but Q, and C1 asks memory for rows to come meanwhile. Groups of the fewest rows go through
-//! `stream.rs`; tiles of them here are for what is left of more.
+//! do: nothing is packed but Q, and C1, with up to 12 rows C2 as well ([`Isa::pv_asks`]), asks memory for rows to come meanwhile.
+//! Groups of the fewest rows go through `stream.rs`; tiles of them here are for what is left of more.
 //!
 //! | kernel | register tile | streams |
 //! |---|---|---|
@@ -169,20 +169,19 @@ pub(super) fn pv<const D_V: usize>(
         Precision::Bf16 => &[][..],
         Precision::Bf16x2 => &p::blocks(&p.low)[0][..pairs],
     };
-    let mut tiles = 0;
-    let mut row = 0;
+    let (mut tiles, mut row) = (0, 0);
     while row < call.rows {
         row += tile_rows(call.rows - row);
         tiles += 1;
     }
     let parts = if low.is_empty() { 1 } else { 2 };
+    let times = (D_V / STRIP * tiles * parts).max(1);
     let next = if isa.pv_asks(call.rows) > 0 {
         call.next
     } else {
         &[]
     };
-    let mut passes = Passes::of(next, D_V / STRIP * tiles * parts, rows[0].as_ptr());
-    let passes = &mut passes;
+    let passes = &mut Passes::of(next, times, rows[0].as_ptr());
     let c2 = C2 {
         zmm: isa.zmm,
         high: &p::blocks(&p.high)[0][..pairs],

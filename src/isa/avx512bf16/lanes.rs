@@ -452,7 +452,8 @@ impl<W: Widths> Step<'_, W> {
                     lines.ask(self);
                     // SAFETY: values are valid for the columns of all strips, of which these are some by the assertion.
                     let v = unsafe { few::interleaved_piece(&values[k], column) };
-                    // SAFETY: V1 has written the pairs of all vectors of keys, and these have no more, by the assertion.
+                    // SAFETY: V1 has written the pairs of all vectors of keys in each part that counts, and a vector has no more,
+                    // by the assertion.
                     let p = unsafe { part.get_unchecked(vector * PAIRS + k).assume_init_ref() };
                     for r in 0..N {
                         let p = as_pairs(_mm512_set1_epi32(p[r].cast_signed()));
@@ -736,7 +737,7 @@ impl Scores {
     #[inline]
     fn written(&self) -> &[[f32; LANES]] {
         let of = &self.of[..self.len];
-        // SAFETY: C1 has written so many.
+        // SAFETY: C1 has written so many, tile by tile.
         unsafe { core::slice::from_raw_parts(of.as_ptr().cast(), of.len()) }
     }
 }
