@@ -591,7 +591,8 @@ fn streams_of_latent_values_are_the_same() {
     let sound = numbers(81, BLOCK_KEYS * MAX_D_QK);
     // Behind whole vectors of keys is nothing that isn't a value.
     for (rows, len) in cases().filter(|case| case.1.is_multiple_of(STREAM_MULTIPLE)) {
-        let places = [(0, 0), (len / 2, 300), (len - 1, 530)].map(Some);
+        // Pairs of keys beside each other are looked at apart.
+        let places = [(0, 0), (2, 70), (5, 200), (len / 2, 300), (len - 1, 530)].map(Some);
         for bad in [None].into_iter().chain(places) {
             let mut keys = sound.clone();
             let mut hidden = [u64::MAX; BLOCK_KEYS];
