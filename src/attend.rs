@@ -24,7 +24,7 @@
 //!             after the last block: O and l to one sum    then, in `results`: O / l, lse (20)
 //! ```
 //!
-//! With very few rows a backend may go through these stages in steps of its own (`Isa::stream`).
+//! With very few rows a backend may go through these stages in steps of its own (`Kernel::stream`).
 //!
 //! Deviations from the paper, each argued in `docs/algorithm.md`:
 //!
@@ -57,8 +57,8 @@ use crate::bits::{Increment, add_increment_f32, bf16_widen};
 use crate::error::Error;
 use crate::format::Row;
 use crate::group::{Group, Partial};
-use crate::isa::{
-    Backend, Isa, Left, Mask, Pv, Rows, STREAM_KEYS, STREAM_MULTIPLE, Softmax, Streams, Strips,
+use crate::kernel::{
+    Backend, Kernel, Left, Mask, Pv, Rows, STREAM_KEYS, STREAM_MULTIPLE, Softmax, Streams, Strips,
     Visitor, heads, p_memory, pointers, row_tile,
 };
 use crate::problem::{Precision, Rescale};
@@ -71,7 +71,7 @@ use crate::tile::{
 
 /// Up to so many rows memory limits as much as the multipliers do, and keys are
 /// asked for ahead (the NPU's MTE2). With more the processor's own prefetcher keeps
-/// up, and asking again showed no gain, but to a backend that computes faster ([`Isa::ALL_ASK`]).
+/// up, and asking again showed no gain, but to a backend that computes faster ([`Kernel::ALL_ASK`]).
 const FEW_ROWS: usize = 16;
 
 /// How to compute.
@@ -94,11 +94,11 @@ macro_rules! dims {
         impl Visitor for Task<'_> {
             type Output = Result<(), Error>;
 
-            fn visit<I: Isa>(self, isa: I) -> Self::Output {
+            fn visit<K: Kernel>(self, kernel: K) -> Self::Output {
                 let shape = &self.group.problem.shape;
                 match (shape.d_qk, shape.d_v) {
                     $(($d_qk, $d_v) => {
-                        attend::<I, $d_qk, $d_v>(isa, self);
+                        attend::<K, $d_qk, $d_v>(kernel, self);
                         Ok(())
                     })*
                     _ => check_dims(shape.d_qk, shape.d_v),
@@ -162,24 +162,24 @@ fn row_memory<'t>(
 }
 
 /// Writes rows' parts one behind the other, as BF16.
-fn put_together<'b, I: Isa>(
-    isa: I,
+fn put_together<'b, K: Kernel>(
+    kernel: K,
     widths: [usize; 2],
     rows: impl Iterator<Item = [Row<'b>; 2]>,
     gm: &mut RowTile,
 ) {
     for ([first, second], row) in rows.zip(gm) {
         let (head, tail) = row.split_at_mut(widths[0]);
-        isa.widen(&first, head);
-        isa.widen(&second, &mut tail[..widths[1]]);
+        kernel.widen(&first, head);
+        kernel.widen(&second, &mut tail[..widths[1]]);
     }
 }
 
 /// Keys of a group, put together. Apart, as it is the same for all widths.
 #[inline(never)]
-fn widen_keys<I: Isa>(isa: I, group: &Group<'_>, keys: Range<usize>, memory: &mut RowTile) {
+fn widen_keys<K: Kernel>(kernel: K, group: &Group<'_>, keys: Range<usize>, memory: &mut RowTile) {
     let parts = group.keys(keys);
-    put_together(isa, group.problem.k_widths(), parts, memory);
+    put_together(kernel, group.problem.k_widths(), parts, memory);
 }
 
 /// Keys of a group, as they lie. Apart, as it is the same for all widths and backends.
@@ -219,13 +219,13 @@ pub struct Then<'a> {
     /// The result over earlier keys, which is added.
     pub earlier: Option<Partial<'a>>,
     /// Whether O's columns are put in order; they are left as the backend keeps them otherwise
-    /// ([`Isa::settle`]).
+    /// ([`Kernel::settle`]).
     pub settle: bool,
     /// Where it is written, if these are the last keys.
     pub write: Option<Write<'a>>,
 }
 
-fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
+fn attend<K: Kernel, const D_QK: usize, const D_V: usize>(kernel: K, task: Task<'_>) {
     let Task {
         group,
         options,
@@ -252,7 +252,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
         gm,
     } = tiles;
 
-    let streams = I::STREAM_ROWS > 0 && group.planned_rows <= I::STREAM_ROWS;
+    let streams = K::STREAM_ROWS > 0 && group.planned_rows <= K::STREAM_ROWS;
     // V isn't packed then, and its memory is free.
     let stream_memory = if streams { row_tile(&mut l1.v) } else { None };
     ub[..panels].fill(RowState::START);
@@ -268,21 +268,21 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                 *row = query.as_bf16();
             }
         } else {
-            put_together(isa, problem.q_widths(), queries, gm);
+            put_together(kernel, problem.q_widths(), queries, gm);
             for (row, query) in rows.iter_mut().zip(&*gm) {
                 *row = &query[..D_QK];
             }
         }
         if stream_memory.is_some() {
-            isa.pack_stream_q::<D_QK>(rows, negate, &mut l1.q[panel]);
+            kernel.pack_stream_q::<D_QK>(rows, negate, &mut l1.q[panel]);
         } else {
-            isa.pack_q::<D_QK>(rows, negate, &mut l1.q[panel]);
+            kernel.pack_q::<D_QK>(rows, negate, &mut l1.q[panel]);
         }
     }
     if let Some(memory) = stream_memory {
         let (q, state, o) = (&l1.q[0], &mut ub[0], &mut partial.o[..strips]);
-        stream::<I, D_QK, D_V>(isa, group, options, q, [gm, memory], l0a, state, o);
-        finish(isa, group, options, ub, 0, &mut partial, &mut then);
+        stream::<K, D_QK, D_V>(kernel, group, options, q, [gm, memory], l0a, state, o);
+        finish(kernel, group, options, ub, 0, &mut partial, &mut then);
         return;
     }
 
@@ -290,18 +290,18 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
         partial.o.fill([[0.0; STRIP]; PANEL_ROWS]);
     }
 
-    let preload = preload_count(panels, I::PANELS_TOGETHER);
+    let preload = preload_count(panels, K::PANELS_TOGETHER);
     let mut keys = [Rows::NONE; blocks_in_flight(PANELS, preload_count(PANELS, false))];
     let (mut values, mut next) = (Rows::NONE, Rows::NONE);
     let as_they_lie = problem.keys_as_they_lie();
     // A block whose V isn't finite is given up as a whole where it was packed before, so that who packs must not depend on who
     // computes which rows. C2 of all panels tells strips apart, as C2 of one does.
-    let rows = if I::PANELS_TOGETHER {
+    let rows = if K::PANELS_TOGETHER {
         group.rows.len()
     } else {
         group.planned_rows
     };
-    let reads_rows = rows <= I::DIRECT_ROWS;
+    let reads_rows = rows <= K::DIRECT_ROWS;
     let lie = problem.values_as_they_lie();
     // Whether C2 takes the rows that C1 took.
     let one_row = as_they_lie && problem.v.is_none();
@@ -314,20 +314,20 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
     let at_hand = lie || reuse;
     let direct = reads_rows && at_hand;
     // Whether all panels' C2 are one: P of all but the last have to stay.
-    let together = I::PANELS_TOGETHER && panels > 1 && at_hand && p_memory(&mut l1.v[0]).is_some();
+    let together = K::PANELS_TOGETHER && panels > 1 && at_hand && p_memory(&mut l1.v[0]).is_some();
     let slot = |block: usize| if reuse { block % in_flight } else { 0 };
     let few = group.rows.len() <= FEW_ROWS;
     // Who asks for keys: all stages, or else C1, with few rows both, or C2 alone.
-    let all_ask = I::ALL_ASK && as_they_lie;
-    let c1_asks = reads_rows && lie && problem.has_key_rows() && group.rows.len() <= I::ASKING_ROWS;
+    let all_ask = K::ALL_ASK && as_they_lie;
+    let c1_asks = reads_rows && lie && problem.has_key_rows() && group.rows.len() <= K::ASKING_ROWS;
     let both = if c1_asks {
-        isa.pv_asks(group.rows.len())
+        kernel.pv_asks(group.rows.len())
     } else {
         0
     };
     // Keys that are put together first are wanted all at once.
     let lead = if as_they_lie {
-        I::lead(group.rows.len())
+        K::lead(group.rows.len())
     } else {
         BLOCK_KEYS
     };
@@ -347,7 +347,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                 begun = group.block(item / panels).end;
             }
             asked = asked.max(begun);
-            let share = I::share(step.stage, group.panel_rows(item % panels), [D_QK, D_V]);
+            let share = K::share(step.stage, group.panel_rows(item % panels), [D_QK, D_V]);
             let to = (begun + BLOCK_KEYS).min(asked + share);
             group.ahead(to, &mut asked, &mut next);
         } else {
@@ -372,13 +372,13 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                 } else {
                     if let Some(memory) = row_memory(slot(block), gm, &mut l1.v) {
                         if panel == 0 {
-                            widen_keys(isa, group, range.clone(), memory);
+                            widen_keys(kernel, group, range.clone(), memory);
                         }
                         rows.gather(memory[..range.len()].iter().map(|row| &row[..D_QK]));
                     }
                     &rows
                 };
-                maxima[i % SCORE_TILES] = isa.qk::<D_QK>(
+                maxima[i % SCORE_TILES] = kernel.qk::<D_QK>(
                     &l1.q[panel],
                     group.panel_rows(panel),
                     keys,
@@ -403,7 +403,7 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                 let buffer = if together { l1.v.get_mut(panel) } else { None };
                 let stays = buffer.filter(|_| panel + 1 < panels).and_then(p_memory);
                 let p = stays.unwrap_or(l0a);
-                isa.softmax(&call, &l0c[i % SCORE_TILES], p, &mut ub[panel]);
+                kernel.softmax(&call, &l0c[i % SCORE_TILES], p, &mut ub[panel]);
             }
             Stage::C2(i) => {
                 let (block, panel) = (i / panels, i % panels);
@@ -414,14 +414,14 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     }
                     if both > 0 {
                         group.ahead(asked + both, &mut asked, &mut next);
-                    } else if few && !c1_asks && !I::ALL_ASK {
+                    } else if few && !c1_asks && !K::ALL_ASK {
                         // The block that C1 will begin with then.
                         let end = range.end + in_flight * BLOCK_KEYS;
                         group.ahead(end, &mut asked, &mut next);
                     }
                     if !at_hand {
                         let v = &mut l1.v;
-                        finite = !widen_and_pack::<I, D_V>(isa, group, range.clone(), l0b, v);
+                        finite = !widen_and_pack::<K, D_V>(kernel, group, range.clone(), l0b, v);
                     }
                 }
                 let call = |panel: usize| Pv {
@@ -459,22 +459,22 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                         *p = p_memory(buffer).map_or(*p, |p| &*p);
                     }
                     let o = &mut partial.o[..panels * strips];
-                    let left = isa.pv_panels::<D_V>(calls, &p[..panels], lying, l0b, o);
+                    let left = kernel.pv_panels::<D_V>(calls, &p[..panels], lying, l0b, o);
                     if left != Left::NOTHING {
                         for (panel, o) in o.chunks_mut(strips).enumerate() {
                             let (call, p) = (&calls[panel], p[panel]);
                             let mask = group.mask(panel, block, &mut mask);
-                            pv_non_finite(isa, group, range.clone(), call, p, mask, left, o);
+                            pv_non_finite(kernel, group, range.clone(), call, p, mask, left, o);
                         }
                     }
                     for panel in 0..if block + 1 == blocks { panels } else { 0 } {
-                        finish(isa, group, options, ub, panel, &mut partial, &mut then);
+                        finish(kernel, group, options, ub, panel, &mut partial, &mut then);
                     }
                     continue;
                 }
                 let call = call(panel);
                 if packs {
-                    finite = !isa.pack_v::<D_V>(lying.as_slice(), 0, call.next, &mut l1.v);
+                    finite = !kernel.pack_v::<D_V>(lying.as_slice(), 0, call.next, &mut l1.v);
                 }
                 let o = &mut partial.o[panel * strips..][..strips];
                 let left = if direct {
@@ -487,24 +487,24 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
                     } else {
                         lying
                     };
-                    isa.pv_direct::<D_V>(&call, l0a, values, l0b, o)
+                    kernel.pv_direct::<D_V>(&call, l0a, values, l0b, o)
                 } else if finite {
-                    isa.pv::<D_V>(&call, l0a, &l1.v, l0b, o)
+                    kernel.pv::<D_V>(&call, l0a, &l1.v, l0b, o)
                 } else {
                     Left::EVERYTHING
                 };
                 if left != Left::NOTHING {
                     let mask = group.mask(panel, block, &mut mask);
-                    pv_non_finite(isa, group, range, &call, l0a, mask, left, o);
+                    pv_non_finite(kernel, group, range, &call, l0a, mask, left, o);
                 }
                 if block + 1 == blocks {
                     // While L2 has it.
-                    finish(isa, group, options, ub, panel, &mut partial, &mut then);
+                    finish(kernel, group, options, ub, panel, &mut partial, &mut then);
                 }
             }
             Stage::Last => {
                 for panel in 0..if blocks == 0 { panels } else { 0 } {
-                    finish(isa, group, options, ub, panel, &mut partial, &mut then);
+                    finish(kernel, group, options, ub, panel, &mut partial, &mut then);
                 }
             }
         }
@@ -515,8 +515,8 @@ fn attend<I: Isa, const D_QK: usize, const D_V: usize>(isa: I, task: Task<'_>) {
 /// lie on the stack of all other groups.
 #[inline(never)]
 #[expect(clippy::too_many_arguments, reason = "called in one place")]
-fn stream<I: Isa, const D_QK: usize, const D_V: usize>(
-    isa: I,
+fn stream<K: Kernel, const D_QK: usize, const D_V: usize>(
+    kernel: K,
     group: &Group<'_>,
     options: &Options,
     q: &QPanel,
@@ -545,7 +545,7 @@ fn stream<I: Isa, const D_QK: usize, const D_V: usize>(
             list_keys(group, new, &mut lying, &mut have);
             &lying
         } else {
-            widen_keys(isa, group, range.clone(), keys_memory);
+            widen_keys(kernel, group, range.clone(), keys_memory);
             widened = [const { &[bf16::ZERO; D_QK] }; STREAM_KEYS];
             gather(&keys_memory[..len], &mut widened);
             &widened
@@ -573,7 +573,7 @@ fn stream<I: Isa, const D_QK: usize, const D_V: usize>(
             } else if problem.values_as_they_lie() {
                 list_values(group, range.clone(), &mut gathered);
             } else {
-                widen_values(isa, group, range.clone(), D_V, values_memory);
+                widen_values(kernel, group, range.clone(), D_V, values_memory);
                 gather(&values_memory[..len], &mut gathered);
             }
             &gathered
@@ -596,7 +596,7 @@ fn stream<I: Isa, const D_QK: usize, const D_V: usize>(
         };
         let mut from = 0;
         while from < len {
-            let done = isa.stream(&call, &streams, from, p, state, o);
+            let done = kernel.stream(&call, &streams, from, p, state, o);
             if done.left == Left::NOTHING {
                 break;
             }
@@ -615,14 +615,14 @@ fn stream<I: Isa, const D_QK: usize, const D_V: usize>(
                 increment: Some(&[0; _]),
                 next: &[],
             };
-            isa.settle_stream(o, rows, false);
-            pv_non_finite(isa, group, some, &call, p, mask, done.left, o);
-            isa.settle_stream(o, rows, true);
+            kernel.settle_stream(o, rows, false);
+            pv_non_finite(kernel, group, some, &call, p, mask, done.left, o);
+            kernel.settle_stream(o, rows, true);
         }
         lying.copy_within(len.., 0);
         have = have.saturating_sub(len);
     }
-    isa.settle_stream(o, rows, false);
+    kernel.settle_stream(o, rows, false);
 }
 
 /// Puts keys as they lie behind the first `n` rows, and copies of the last behind them.
@@ -726,22 +726,22 @@ fn repeat_last<T: Copy>(n: usize, rows: &mut [T]) {
 
 /// Values of a group. Apart, as it is the same for all widths.
 #[inline(never)]
-fn widen_values<I: Isa>(
-    isa: I,
+fn widen_values<K: Kernel>(
+    kernel: K,
     group: &Group<'_>,
     keys: Range<usize>,
     d_v: usize,
     memory: &mut RowTile,
 ) {
     for (row, out) in group.values(keys).zip(memory) {
-        isa.widen(&row, &mut out[..d_v]);
+        kernel.widen(&row, &mut out[..d_v]);
     }
 }
 
-/// [`Isa::pack_v`] for values that don't lie in the cache as BF16: some at a time, by
+/// [`Kernel::pack_v`] for values that don't lie in the cache as BF16: some at a time, by
 /// way of L0B.
-fn widen_and_pack<I: Isa, const D_V: usize>(
-    isa: I,
+fn widen_and_pack<K: Kernel, const D_V: usize>(
+    kernel: K,
     group: &Group<'_>,
     keys: Range<usize>,
     l0b: &mut L0b,
@@ -753,11 +753,11 @@ fn widen_and_pack<I: Isa, const D_V: usize>(
     for first in (0..keys.len()).step_by(at_once) {
         let some = keys.start + first..keys.end.min(keys.start + first + at_once);
         for (row, out) in group.values(some.clone()).zip(memory.chunks_mut(D_V)) {
-            isa.widen(&row, out);
+            kernel.widen(&row, out);
         }
         let mut values = Rows::NONE;
         values.gather(memory.chunks(D_V).take(some.len()));
-        non_finite |= isa.pack_v::<D_V>(values.as_slice(), first, &[], v);
+        non_finite |= kernel.pack_v::<D_V>(values.as_slice(), first, &[], v);
     }
     non_finite
 }
@@ -766,8 +766,8 @@ fn widen_and_pack<I: Isa, const D_V: usize>(
 /// arithmetic in FP32, and only over the keys that each row sees.
 #[cold]
 #[expect(clippy::too_many_arguments, reason = "called in two places")]
-fn pv_non_finite<I: Isa>(
-    isa: I,
+fn pv_non_finite<K: Kernel>(
+    kernel: K,
     group: &Group<'_>,
     keys: Range<usize>,
     call: &Pv<'_>,
@@ -789,7 +789,7 @@ fn pv_non_finite<I: Isa>(
             }
         }
     }
-    isa.settle(o, call.rows, false);
+    kernel.settle(o, call.rows, false);
     let mut value = [bf16::ZERO; MAX_D_V];
     let value = &mut value[..o.len() * STRIP];
     for (k, row) in group.values(keys).enumerate() {
@@ -797,10 +797,10 @@ fn pv_non_finite<I: Isa>(
             ..Left::TAIL => left.all,
             _ => left.all | left.tail,
         };
-        isa.widen(&row, value);
+        kernel.widen(&row, value);
         let values = value.as_chunks::<STRIP>().0;
         for r in (0..call.rows).filter(|r| mask.is_none_or(|mask| mask[k] >> r & 1 == 1)) {
-            let prob = isa.prob(p, call.precision, k, r);
+            let prob = kernel.prob(p, call.precision, k, r);
             for (i, (o, value)) in o.iter_mut().zip(values).enumerate() {
                 if has(strips, i) {
                     axpy(prob, value, &mut o[r]);
@@ -808,12 +808,12 @@ fn pv_non_finite<I: Isa>(
             }
         }
     }
-    isa.settle(o, call.rows, true);
+    kernel.settle(o, call.rows, true);
 }
 
 /// Brings a panel's O and sums into the form of [`Partial`], and to where they go then.
-fn finish<I: Isa>(
-    isa: I,
+fn finish<K: Kernel>(
+    kernel: K,
     group: &Group<'_>,
     options: &Options,
     states: &[RowState],
@@ -861,7 +861,7 @@ fn finish<I: Isa>(
         settle: then.settle,
         write: then.write.as_mut().map(Write::reborrow),
     };
-    end.visit(isa);
+    end.visit(kernel);
 }
 
 /// `o += p * value`.

@@ -3,7 +3,7 @@
 use core::ops::Range;
 
 use crate::format::Row;
-use crate::isa::{Mask, Rows};
+use crate::kernel::{Mask, Rows};
 use crate::problem::Problem;
 use crate::tile::{BLOCK_KEYS, OStrip, PANEL_ROWS};
 

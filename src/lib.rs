@@ -45,7 +45,7 @@ pub mod bits;
 mod error;
 pub mod format;
 mod group;
-mod isa;
+mod kernel;
 mod merge;
 mod plan;
 #[cfg(feature = "rayon")]
@@ -62,7 +62,7 @@ pub mod tile;
 pub use attend::{Options, SUPPORTED_DIMS};
 pub use error::{Argument, Error};
 pub use format::Data;
-pub use isa::{Backend, BackendId};
+pub use kernel::{Backend, BackendId};
 pub use merge::{Part, merge};
 pub use plan::{Plan, combine, decode, run_task, run_tasks};
 #[cfg(feature = "rayon")]

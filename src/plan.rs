@@ -11,7 +11,7 @@ use core::ops::Range;
 use crate::attend::{Options, Task, Then, check_dims};
 use crate::error::{Argument, Error};
 use crate::group::{Group, Partial};
-use crate::isa::Backend;
+use crate::kernel::Backend;
 use crate::problem::{Output, Problem, Sparse, in_range};
 use crate::results::{Write, together, write_lse};
 use crate::schedule::splits;

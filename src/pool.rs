@@ -16,7 +16,7 @@ use ::rayon::{Yield, current_num_threads, yield_now};
 use crate::attend::Options;
 use crate::error::{Argument, Error};
 use crate::group::{Group, Partial};
-use crate::isa::Backend;
+use crate::kernel::Backend;
 use crate::plan::{Cut, Plan, combine, decode, decode_group, pieces, run_group};
 use crate::problem::{Output, Problem, in_range};
 use crate::results::{Write, together, write_lse};

@@ -2,7 +2,7 @@
 
 use crate::bits::{Increment, NAN, add_increment_f32, difference, one_nan};
 use crate::group::{Group, Partial};
-use crate::isa::{Backend, Close, Isa, Visitor};
+use crate::kernel::{Backend, Close, Kernel, Visitor};
 use crate::problem::{Elements, Lse, LseBase, Output};
 use crate::tile::{PANEL_ROWS, STRIP};
 
@@ -90,7 +90,7 @@ struct Rows {
 impl Visitor for End<'_, '_> {
     type Output = ();
 
-    fn visit<I: Isa>(mut self, isa: I) {
+    fn visit<K: Kernel>(mut self, kernel: K) {
         let len = self.group.panel_rows(self.panel);
         let mut moves = [[Increment::NONE; 2]; PANEL_ROWS];
         if let Some(earlier) = self.earlier {
@@ -119,9 +119,9 @@ impl Visitor for End<'_, '_> {
                 match &mut write {
                     Some((write, rows)) => {
                         let at = |r: usize| rows.start[r] - write.from + i * STRIP;
-                        isa.close(&call, earlier, o, |r, row| write.o.write(at(r), row));
+                        kernel.close(&call, earlier, o, |r, row| write.o.write(at(r), row));
                     }
-                    None => isa.close(&call, earlier, o, |_, _| {}),
+                    None => kernel.close(&call, earlier, o, |_, _| {}),
                 }
             }
         }

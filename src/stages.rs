@@ -14,7 +14,7 @@ use half::bf16;
 
 use crate::attend::Options;
 use crate::bits::{HEADROOM, Increment, as_printed_f32, mul_pow2_f32};
-use crate::isa::{Isa, Maxima, Pv, Rows, Softmax, Visitor};
+use crate::kernel::{Kernel, Maxima, Pv, Rows, Softmax, Visitor};
 use crate::tile::{
     BLOCK_KEYS, L0a, MAX_D_QK, MAX_D_V, OStrip, PANEL_ROWS, PANELS, RowState, STRIP, Tiles,
     Workspace,
@@ -160,12 +160,12 @@ impl<'a> Stages<'a> {
         struct PackQ<'b>(&'b mut Tiles, &'b [bf16]);
         impl Visitor for PackQ<'_> {
             type Output = ();
-            fn visit<I: Isa>(self, isa: I) {
+            fn visit<K: Kernel>(self, kernel: K) {
                 let mut rows: [&[bf16]; ROWS] = [&[]; _];
                 for (row, q) in rows.iter_mut().zip(self.1.chunks(D_QK)) {
                     *row = q;
                 }
-                isa.pack_q::<D_QK>(&rows, false, &mut self.0.l1.q[0]);
+                kernel.pack_q::<D_QK>(&rows, false, &mut self.0.l1.q[0]);
             }
         }
         self.options.backend.with(PackQ(self.tiles, self.q));
@@ -177,8 +177,8 @@ impl<'a> Stages<'a> {
         struct PackV<'b>(&'b mut Tiles, &'b Rows<'b>);
         impl Visitor for PackV<'_> {
             type Output = ();
-            fn visit<I: Isa>(self, isa: I) {
-                isa.pack_v::<D_V>(self.1.as_slice(), 0, &[], &mut self.0.l1.v);
+            fn visit<K: Kernel>(self, kernel: K) {
+                kernel.pack_v::<D_V>(self.1.as_slice(), 0, &[], &mut self.0.l1.v);
             }
         }
         let mut values = Rows::NONE;
@@ -192,9 +192,10 @@ impl<'a> Stages<'a> {
         struct Qk<'b>(&'b mut Tiles, &'b Rows<'b>);
         impl Visitor for Qk<'_> {
             type Output = bool;
-            fn visit<I: Isa>(self, isa: I) -> bool {
+            fn visit<K: Kernel>(self, kernel: K) -> bool {
                 let Tiles { l1, l0b, l0c, .. } = self.0;
-                isa.qk::<D_QK>(&l1.q[0], ROWS, self.1, &[], l0b, &mut l0c[QK_TILE])
+                kernel
+                    .qk::<D_QK>(&l1.q[0], ROWS, self.1, &[], l0b, &mut l0c[QK_TILE])
                     .is_some()
             }
         }
@@ -209,9 +210,9 @@ impl<'a> Stages<'a> {
         struct V1<'b>(&'b mut Tiles, Softmax<'b>);
         impl Visitor for V1<'_> {
             type Output = ();
-            fn visit<I: Isa>(self, isa: I) {
+            fn visit<K: Kernel>(self, kernel: K) {
                 let Tiles { l0a, l0c, ub, .. } = self.0;
-                isa.softmax(&self.1, &l0c[SOFTMAX_TILE], l0a, &mut ub[0]);
+                kernel.softmax(&self.1, &l0c[SOFTMAX_TILE], l0a, &mut ub[0]);
             }
         }
         // The state before the call; 256 bytes each, against 48 KiB of scores.
@@ -250,10 +251,10 @@ impl<'a> Stages<'a> {
         struct C2<'b>(&'b mut Tiles, Pv<'b>, &'b mut [OStrip]);
         impl Visitor for C2<'_> {
             type Output = ();
-            fn visit<I: Isa>(self, isa: I) {
+            fn visit<K: Kernel>(self, kernel: K) {
                 let Tiles { l1, l0a, l0b, .. } = self.0;
                 // All numbers are finite here: nothing is left.
-                let _ = isa.pv::<D_V>(&self.1, l0a, &l1.v, l0b, self.2);
+                let _ = kernel.pv::<D_V>(&self.1, l0a, &l1.v, l0b, self.2);
             }
         }
         let increment = before.increment();
@@ -272,23 +273,23 @@ impl<'a> Stages<'a> {
         struct C2<'b>(&'b mut Tiles, &'b [Pv<'b>], &'b Rows<'b>, &'b mut [OStrip]);
         impl Visitor for C2<'_> {
             type Output = ();
-            fn visit<I: Isa>(self, isa: I) {
+            fn visit<K: Kernel>(self, kernel: K) {
                 let Self(Tiles { l1, l0a, l0b, .. }, calls, values, o) = self;
                 // All numbers are finite here: nothing is left.
-                if I::PANELS_TOGETHER && calls.len() > 1 {
+                if K::PANELS_TOGETHER && calls.len() > 1 {
                     let p: [&L0a; TOGETHER] = [l0a; _];
-                    let _ = isa.pv_panels::<D_V>(calls, &p, values, l0b, o);
+                    let _ = kernel.pv_panels::<D_V>(calls, &p, values, l0b, o);
                     return;
                 }
-                let direct = calls.len() * ROWS <= I::DIRECT_ROWS;
+                let direct = calls.len() * ROWS <= K::DIRECT_ROWS;
                 if !direct {
-                    isa.pack_v::<D_V>(values.as_slice(), 0, &[], &mut l1.v);
+                    kernel.pack_v::<D_V>(values.as_slice(), 0, &[], &mut l1.v);
                 }
                 for (call, o) in calls.iter().zip(o.chunks_mut(D_V / STRIP)) {
                     let _ = if direct {
-                        isa.pv_direct::<D_V>(call, l0a, values, l0b, o)
+                        kernel.pv_direct::<D_V>(call, l0a, values, l0b, o)
                     } else {
-                        isa.pv::<D_V>(call, l0a, &l1.v, l0b, o)
+                        kernel.pv::<D_V>(call, l0a, &l1.v, l0b, o)
                     };
                 }
             }

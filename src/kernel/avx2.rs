@@ -1,0 +1,228 @@
+//! AVX2: FP32 multiply-adds of 8 lanes.
+//!
+//! | kernel | register tile ([`super::fp32`]) | peak model |
+//! |---|---|---|
+//! | C1 | 6 keys x 2 vectors of 8 rows | 16 FLOP per multiply-add |
+//! | C2 | 6 rows x 2 vectors of 8 columns | the same |
+//!
+//! 12 of the 16 registers accumulate, 2 hold the operand across the lanes and 1 the
+//! broadcast.
+#![allow(unsafe_code, reason = "feature-gated intrinsics and functions")]
+
+use core::arch::x86_64::*;
+
+use half::bf16;
+
+use super::fp32::{self, backend};
+use super::simd::{self, Simd};
+use super::{Close, Kernel, Left, Pv, Rows, Softmax, detect, scalar, softmax};
+use crate::bits::Increment;
+use crate::format::Row;
+use crate::problem::Precision;
+use crate::tile::{L0a, L0b, OStrip, QPanel, RowState, STRIP, STile, VBuffer};
+
+const LANES: usize = 8;
+
+/// Proof that the processor has AVX2, FMA and F16C.
+#[derive(Clone, Copy)]
+pub struct Avx2(());
+
+impl Avx2 {
+    /// The token, if the processor qualifies.
+    pub fn new() -> Option<Self> {
+        detect::has_avx2().then_some(Self(()))
+    }
+}
+
+impl Simd for Avx2 {
+    type Lanes = [f32; LANES];
+    type F32 = __m256;
+    type I32 = __m256i;
+    type Mask = __m256;
+
+    const REGISTERS: usize = 16;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m256 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    fn load(self, from: &[f32; LANES]) -> __m256 {
+        // SAFETY: the token proves the features; 8 f32 are 32 bytes, and the load needs no
+        // alignment.
+        unsafe { _mm256_loadu_ps(from.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn store(self, x: __m256, to: &mut [f32; LANES]) {
+        // SAFETY: the token proves the features; 8 f32 are 32 bytes, and the store needs no
+        // alignment.
+        unsafe { _mm256_storeu_ps(to.as_mut_ptr(), x) }
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn sub(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn max(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn not_ge(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_cmp_ps::<_CMP_NGE_UQ>(a, b) }
+    }
+
+    #[inline(always)]
+    fn select(self, mask: __m256, yes: __m256, no: __m256) -> __m256 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_blendv_ps(no, yes, mask) }
+    }
+
+    #[inline(always)]
+    fn mask_of(self, rows: u64, v: usize) -> __m256 {
+        // SAFETY: the token proves the features.
+        unsafe {
+            let bits = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+            let rows = _mm256_set1_epi32(i32::from(rows.to_le_bytes()[v]));
+            _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(rows, bits), bits))
+        }
+    }
+
+    #[inline(always)]
+    fn splat_i32(self, x: i32) -> __m256i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_set1_epi32(x) }
+    }
+
+    #[inline(always)]
+    fn load_pairs(self, row: &[bf16]) -> __m256i {
+        let pairs: &[bf16; 2 * LANES] = &row.as_chunks().0[0];
+        // SAFETY: the token proves the features; 16 BF16 are 32 bytes, and the load needs
+        // no alignment.
+        unsafe { _mm256_loadu_si256(pairs.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn to_bits(self, x: __m256) -> __m256i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_castps_si256(x) }
+    }
+
+    #[inline(always)]
+    fn from_bits(self, x: __m256i) -> __m256 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_castsi256_ps(x) }
+    }
+
+    #[inline(always)]
+    fn add_i32(self, a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_add_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    fn and(self, a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_and_si256(a, b) }
+    }
+
+    #[inline(always)]
+    fn or(self, a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_or_si256(a, b) }
+    }
+
+    #[inline(always)]
+    fn shl<const N: u32>(self, x: __m256i) -> __m256i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_sll_epi32(x, _mm_cvtsi32_si128(N.cast_signed())) }
+    }
+
+    #[inline(always)]
+    fn gt_i32(self, a: __m256i, b: __m256i) -> __m256 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_castsi256_ps(_mm256_cmpgt_epi32(a, b)) }
+    }
+
+    #[inline(always)]
+    fn interleave(self, a: __m256, b: __m256) -> [__m256; 2] {
+        // SAFETY: the token proves the features.
+        unsafe {
+            let (low, high) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+            [
+                _mm256_permute2f128_ps::<0x20>(low, high),
+                _mm256_permute2f128_ps::<0x31>(low, high),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn deinterleave(self, a: __m256, b: __m256) -> [__m256; 2] {
+        // SAFETY: the token proves the features.
+        unsafe {
+            let low = _mm256_permute2f128_ps::<0x20>(a, b);
+            let high = _mm256_permute2f128_ps::<0x31>(a, b);
+            [
+                _mm256_shuffle_ps::<0b10_00_10_00>(low, high),
+                _mm256_shuffle_ps::<0b11_01_11_01>(low, high),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn sum_lanes(self, [a, b, c, d]: [__m256; 4]) -> [f32; 4] {
+        let mut sums = [0.0; 4];
+        // SAFETY: the token proves the features; 4 f32 are 16 bytes, and the store needs no
+        // alignment.
+        unsafe {
+            let sum = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+            let sum = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps::<1>(sum));
+            _mm_storeu_ps(sums.as_mut_ptr(), sum);
+        }
+        sums
+    }
+
+    #[inline(always)]
+    fn prefetch(self, at: *const bf16) {
+        // SAFETY: a prefetch touches no memory as far as the program can tell.
+        #[allow(unused_unsafe, reason = "a safe function in newer compilers")]
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T0>(at.cast());
+        }
+    }
+}
+
+backend! {
+    Avx2, features: "avx2,fma,f16c";
+    pack: scalar;
+    c1: _ => 6 x 2;
+    c2: 2;
+    asking: 8;
+    chains: 12;
+}

@@ -1,0 +1,34 @@
+//! AVX-512 without BF16 dot products: FP32 multiply-adds of 16 lanes.
+//!
+//! | kernel | register tile ([`super::fp32`]) | peak model |
+//! |---|---|---|
+//! | C1 | 6 keys x 4 vectors of 16 rows (8 x 3, 12 x 2, 24 x 1 for narrow panels) | 32 FLOP per multiply-add |
+//! | C2 | 6 rows x 4 vectors of 16 columns | the same |
+//!
+//! Up to 16 rows go through all stages 16 or 64 keys at a time (`stream`).
+//!
+//! Intel's cores do two of these in the time of half a BF16 dot, so that this is their
+//! fastest backend (`docs/adr/0009`).
+#![allow(unsafe_code, reason = "calls of feature-gated functions")]
+
+mod stream;
+
+use half::bf16;
+
+use super::fp32::{self, backend};
+use super::zmm::{self, Zmm};
+use super::{Close, Kernel, Left, Pv, Rows, Softmax, simd, softmax};
+use crate::bits::Increment;
+use crate::format::Row;
+use crate::problem::Precision;
+use crate::tile::{L0a, L0b, OStrip, QPanel, RowState, STRIP, STile, VBuffer};
+
+backend! {
+    Zmm, features: "avx512bw,avx512dq,avx512vl";
+    pack: zmm;
+    c1: 0..=16 => 24 x 1, 17..=32 => 12 x 2, 33..=48 => 8 x 3, _ => 6 x 4;
+    c2: 4;
+    asking: 32;
+    stream: stream;
+    chains: 24;
+}

@@ -1,0 +1,364 @@
+//! C2 of a panel: strip by strip, all rows over one strip of V.
+//!
+//! V has to be interleaved by pairs of keys. The first rows' tile does it on its way, where values lie
+//! as BF16: the dots of six rows hide what reading and writing a strip costs.
+
+use super::*;
+use crate::tile::PTile;
+
+/// Vectors across a strip's columns.
+const VECTORS: usize = STRIP / LANES;
+/// Rows of a register tile, at most.
+pub(super) const TILE_ROWS: usize = 6;
+
+/// Rows of the next tile where so many are left: the last two are alike.
+pub(super) const fn tile_rows(left: usize) -> usize {
+    match left {
+        0..=TILE_ROWS => left,
+        7 | 8 => 4,
+        9 | 10 => 5,
+        _ => TILE_ROWS,
+    }
+}
+
+/// A register tile's part of O.
+type Acc<const ROWS: usize> = [[__m512; VECTORS]; ROWS];
+
+/// Over packed values: [`Kernel::pv`].
+#[cfg_attr(
+    not(amla_emulated),
+    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+)]
+pub(super) fn pv<const D_V: usize>(
+    zmm: Zmm,
+    call: &Pv<'_>,
+    p: &L0a,
+    v: &[VBuffer; 3],
+    o: &mut [OStrip],
+) {
+    let c2 = C2::new(zmm, call, p);
+    for (v, o) in v.as_flattened().iter().zip(o).take(D_V / STRIP) {
+        c2.strip(&v.0[..c2.pairs], 0, o);
+    }
+}
+
+/// Over values as they lie, which the first panel packs, one strip after the other in the same memory, which L1d keeps:
+/// [`Kernel::pv_direct`], [`Kernel::pv_panels`].
+#[cfg_attr(
+    not(amla_emulated),
+    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+)]
+pub(super) fn pv_packing<const D_V: usize>(
+    zmm: Zmm,
+    calls: &[Pv<'_>],
+    p: &[&L0a],
+    values: &Rows<'_>,
+    memory: &mut L0b,
+    o: &mut [OStrip],
+) -> Strips {
+    let strips = D_V / STRIP;
+    let first = C2::new(zmm, &calls[0], p[0]);
+    let pairs = first.pairs;
+    let rows = padded::<D_V>(values);
+    let memory: &mut [u32] = bytemuck::cast_slice_mut(memory[0].0.as_flattened_mut());
+    let v: &mut [[u32; STRIP]] = &mut memory.as_chunks_mut().0[..pairs];
+    let mut left = 0;
+    for strip in 0..strips {
+        let lying = Lying {
+            rows: &rows.as_chunks().0[..pairs],
+            column: strip * STRIP,
+        };
+        if !first.first_tile::<TILE_ROWS, D_V>(&lying, v, &mut o[strip]) {
+            left |= 1 << strip;
+            continue;
+        }
+        let mut done = TILE_ROWS;
+        for ((call, p), o) in calls.iter().zip(p).zip(o.chunks_mut(strips)) {
+            C2::new(zmm, call, p).strip(v, done, &mut o[strip]);
+            done = 0;
+        }
+    }
+    left
+}
+
+/// Values, and zeros where a pair has no second key.
+pub(super) fn padded<'v, const D_V: usize>(values: &Rows<'v>) -> [&'v [bf16; D_V]; BLOCK_KEYS] {
+    static ZEROS: [bf16; MAX_D_V] = [bf16::ZERO; _];
+    let mut rows: [&[bf16; D_V]; BLOCK_KEYS] = [&ZEROS.as_chunks().0[0]; _];
+    for (row, value) in rows.iter_mut().zip(values.as_slice()) {
+        *row = &value.as_chunks().0[0];
+    }
+    rows
+}
+
+/// What all tiles share.
+struct C2<'a> {
+    zmm: Zmm,
+    /// In blocks, as all of P here.
+    high: &'a PTile,
+    low: Option<&'a PTile>,
+    pairs: usize,
+    weights: &'a [f32; PANEL_ROWS],
+    rows: usize,
+    increment: Option<&'a [i32; PANEL_ROWS]>,
+}
+
+impl<'a> C2<'a> {
+    fn new(zmm: Zmm, call: &'a Pv<'_>, p: &'a L0a) -> Self {
+        Self {
+            zmm,
+            high: &p.high,
+            low: (call.precision == Precision::Bf16x2).then_some(&p.low),
+            pairs: call.keys.div_ceil(2),
+            weights: &p.weights,
+            rows: call.rows,
+            increment: call.increment,
+        }
+    }
+
+    /// The rows from `row` on, over a packed strip.
+    #[cfg_attr(
+        not(amla_emulated),
+        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+    )]
+    fn strip(&self, v: &[[u32; STRIP]], mut row: usize, o: &mut OStrip) {
+        while row < self.rows {
+            row += match tile_rows(self.rows - row) {
+                1 => self.tile::<1>(v, row, o),
+                2 => self.tile::<2>(v, row, o),
+                3 => self.tile::<3>(v, row, o),
+                4 => self.tile::<4>(v, row, o),
+                5 => self.tile::<5>(v, row, o),
+                _ => self.tile::<TILE_ROWS>(v, row, o),
+            };
+        }
+    }
+
+    /// `ROWS` rows: rescale, accumulate in registers, add and write once. Returns `ROWS`.
+    #[inline]
+    #[cfg_attr(
+        not(amla_emulated),
+        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+    )]
+    fn tile<const ROWS: usize>(&self, v: &[[u32; STRIP]], row: usize, o: &mut OStrip) -> usize {
+        let o: &mut [[f32; STRIP]; ROWS] = &mut o[row..].as_chunks_mut().0[0];
+        rescale(self.zmm, self.increment, row, o);
+        let mut acc = [[_mm512_setzero_ps(); VECTORS]; ROWS];
+        if self.goes_on() {
+            acc = read(o);
+        }
+        accumulate(self.high, v, row, &mut acc);
+        if let Some(low) = self.low {
+            accumulate(low, v, row, &mut acc);
+        }
+        self.add(&acc, row, o);
+        ROWS
+    }
+
+    /// The first `ROWS` rows, on whose way the strip is packed into `v`. If values in it aren't
+    /// finite, O is left as it was and the result is `false`.
+    #[cfg_attr(
+        not(amla_emulated),
+        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+    )]
+    fn first_tile<const ROWS: usize, const D_V: usize>(
+        &self,
+        lying: &Lying<'_, D_V>,
+        v: &mut [[u32; STRIP]],
+        o: &mut OStrip,
+    ) -> bool {
+        let o: &mut [[f32; STRIP]; ROWS] = &mut o.as_chunks_mut().0[0];
+        let mut acc = [[_mm512_setzero_ps(); VECTORS]; ROWS];
+        if self.goes_on() {
+            // Not in place: O may have to stay.
+            let mut moved = *o;
+            rescale(self.zmm, self.increment, 0, &mut moved);
+            acc = read(&moved);
+        }
+        lying.pack_and_accumulate(self.high, v, &mut acc);
+        if let Some(low) = self.low {
+            accumulate(low, v, 0, &mut acc);
+        }
+        // What isn't finite makes every row's product so, since 0 times it is NaN. That may also have
+        // left FP32's range.
+        if !finite(&acc) && !v.as_flattened().iter().all(|&pair| finite_pair(pair)) {
+            return false;
+        }
+        if !self.goes_on() {
+            rescale(self.zmm, self.increment, 0, o);
+        }
+        self.add(&acc, 0, o);
+        true
+    }
+
+    /// Whether accumulators go on from O: where P is in two parts, so that O's error is that of the reference
+    /// (`docs/adr/0028`).
+    const fn goes_on(&self) -> bool {
+        self.low.is_some() && self.increment.is_some()
+    }
+
+    /// [`add_to`] of a tile, whose first row is `row`.
+    #[inline]
+    #[cfg_attr(
+        not(amla_emulated),
+        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+    )]
+    fn add<const ROWS: usize>(&self, acc: &Acc<ROWS>, row: usize, o: &mut [[f32; STRIP]; ROWS]) {
+        let weights = &self.weights[row..][..ROWS];
+        for r in 0..ROWS {
+            for v in 0..VECTORS {
+                add_to(
+                    &mut o[r].as_chunks_mut().0[v],
+                    self.increment.is_some() && !self.goes_on(),
+                    acc[r][v],
+                    weights[r],
+                );
+            }
+        }
+    }
+}
+
+/// Rescales rows of O from `row` on, where a reference moved; without increments O begins.
+#[inline]
+#[cfg_attr(
+    not(amla_emulated),
+    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+)]
+pub(super) fn rescale(
+    zmm: Zmm,
+    increment: Option<&[i32; PANEL_ROWS]>,
+    row: usize,
+    o: &mut [[f32; STRIP]],
+) {
+    if let Some(increment) = increment {
+        let increment = &increment[row..][..o.len()];
+        // Most blocks don't move any.
+        if increment.iter().any(|&n| n != 0) {
+            zmm::stream::advance(zmm, increment, o);
+        }
+    }
+}
+
+/// A tile's part of O, as it is `before` or as it begins, and what is added, by its weight.
+///
+/// O comes last: accumulators that begin with zeros are read by dots of two operands. A dot of three shares a way with a store,
+/// and the tile before has as many stores as this one has accumulators (`docs/adr/0028`).
+#[inline]
+#[cfg_attr(
+    not(amla_emulated),
+    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+)]
+pub(super) fn add_to(o: &mut [f32; LANES], before: bool, acc: __m512, weight: f32) {
+    let lanes = if before { __mmask16::MAX } else { 0 };
+    // SAFETY: 16 f32 are 64 bytes; no alignment needed.
+    let o_before = unsafe { _mm512_maskz_loadu_ps(lanes, o.as_ptr()) };
+    store(o, _mm512_fmadd_ps(acc, _mm512_set1_ps(weight), o_before));
+}
+
+#[inline]
+#[cfg_attr(
+    not(amla_emulated),
+    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+)]
+fn read<const ROWS: usize>(o: &[[f32; STRIP]; ROWS]) -> Acc<ROWS> {
+    let mut acc = [[_mm512_setzero_ps(); VECTORS]; ROWS];
+    for r in 0..ROWS {
+        for v in 0..VECTORS {
+            acc[r][v] = load(&o[r].as_chunks().0[v]);
+        }
+    }
+    acc
+}
+
+/// `acc[row][column] += sum over pairs of p[pair][row] . v[pair][column]`.
+#[inline]
+#[cfg_attr(
+    not(amla_emulated),
+    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+)]
+fn accumulate<const ROWS: usize>(p: &PTile, v: &[[u32; STRIP]], row: usize, acc: &mut Acc<ROWS>) {
+    assert!(v.len() <= BLOCK_PAIRS && row + ROWS <= PANEL_ROWS);
+    let mut places = [0; ROWS];
+    for r in 0..ROWS {
+        places[r] = p::place(row + r);
+    }
+    let mut pair = p.0.as_flattened().as_ptr();
+    for v in v {
+        let v: [__m512bh; VECTORS] = core::array::from_fn(|i| load_pairs(&v.as_chunks().0[i]));
+        for r in 0..ROWS {
+            // SAFETY: pairs and rows are those of a tile, asserted above, whose blocks are as large as the tile.
+            let p = unsafe { *pair.add(places[r]) };
+            let p = as_pairs(_mm512_set1_epi32(p.cast_signed()));
+            for i in 0..VECTORS {
+                acc[r][i] = _mm512_dpbf16_ps(acc[r][i], v[i], p);
+            }
+        }
+        pair = pair.wrapping_add(p::BLOCK_ROWS);
+    }
+}
+
+#[inline]
+#[cfg_attr(
+    not(amla_emulated),
+    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+)]
+fn finite<const ROWS: usize>(acc: &Acc<ROWS>) -> bool {
+    let mut wrong = 0;
+    for r in 0..ROWS {
+        for v in 0..VECTORS {
+            wrong |= _mm512_fpclass_ps_mask::<NOT_FINITE>(acc[r][v]);
+        }
+    }
+    wrong == 0
+}
+
+const fn finite_pair(pair: u32) -> bool {
+    pair & 0x7f80 != 0x7f80 && pair & 0x7f80_0000 != 0x7f80_0000
+}
+
+/// A strip of values as they lie, by pairs.
+struct Lying<'a, const D_V: usize> {
+    rows: &'a [[&'a [bf16; D_V]; 2]],
+    /// Where the strip begins.
+    column: usize,
+}
+
+impl<const D_V: usize> Lying<'_, D_V> {
+    /// [`accumulate`] of a panel's first rows, and `v` itself.
+    #[inline]
+    #[cfg_attr(
+        not(amla_emulated),
+        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+    )]
+    fn pack_and_accumulate<const ROWS: usize>(
+        &self,
+        p: &PTile,
+        v: &mut [[u32; STRIP]],
+        acc: &mut Acc<ROWS>,
+    ) {
+        assert!(self.column + STRIP <= D_V);
+        let [low, high] = zmm::interleave_indices();
+        for ((p, v), [even, odd]) in p::blocks(p)[0].iter().zip(v).zip(self.rows) {
+            let even = &even[self.column..][..STRIP];
+            let odd = &odd[self.column..][..STRIP];
+            let mut pairs = [as_pairs(low); VECTORS];
+            for i in 0..VECTORS / 2 {
+                let even = load_row(&even[2 * LANES * i..]);
+                let odd = load_row(&odd[2 * LANES * i..]);
+                let first = _mm512_permutex2var_epi16(even, low, odd);
+                let second = _mm512_permutex2var_epi16(even, high, odd);
+                let v = v.as_chunks_mut().0;
+                store_pairs(&mut v[2 * i], first);
+                store_pairs(&mut v[2 * i + 1], second);
+                pairs[2 * i] = as_pairs(first);
+                pairs[2 * i + 1] = as_pairs(second);
+            }
+            for (acc, p) in acc.iter_mut().zip(&p[..ROWS]) {
+                let p = as_pairs(_mm512_set1_epi32(p.cast_signed()));
+                for (acc, v) in acc.iter_mut().zip(pairs) {
+                    *acc = _mm512_dpbf16_ps(*acc, v, p);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,836 @@
+//! Streams of 5 to 8 rows on cores that do two dots a cycle: rows share the lanes, in steps of 96 keys (`docs/adr/0031`).
+//!
+//! A dot of C1 takes 16 features of a key, by broadcast from the cache itself, and the same features of two rows. When a row's lanes
+//! are added up, all rows' scores of two keys lie side by side: V1 has no step for one row alone, and P lies in pairs of keys as it is
+//! rounded. C2 has all rows in one tile, so that V is put in order once; O comes at the end, and products are weighed (`docs/adr/0035`).
+//!
+//! | stage | register tile | streams |
+//! |---|---|---|
+//! | C1 | 6 keys x 4 vectors of 2 rows, or 8 keys x 3; of 7 rows one has a vector to itself | Q by eights of pairs of features, K by broadcast from the cache itself |
+//! | V1 | two keys of 8 rows in the lanes | S, and P by pairs of keys |
+//! | C2 | 5 to 8 rows x 2 vectors of 16 columns | V from the cache itself, P by broadcast |
+//!
+//! C1 asks memory for half of the keys to come, C2 for the other half: into L1d, each line once and with dots before the next; and V1,
+//! lest memory waits for C2, for a line of each row of C2's half. Half a step before they ask for a line of every third row, which is
+//! one in each page where MLA's rows lie together: requests wait until a page has been looked up.
+//!
+//! O lies as [`super::stream`] keeps it.
+
+use core::mem::MaybeUninit;
+use core::ops::Range;
+
+use super::few::{self, PIECES};
+use super::stream::{read, write};
+use super::*;
+use crate::kernel::prefetch::LINE;
+use crate::kernel::softmax::{self, Rounding as _};
+use crate::kernel::zmm::requests::{self, Ask, Block, Requests, Widths};
+use crate::kernel::zmm::stream::{self, KEYS};
+use crate::kernel::{STREAM_KEYS, Softmax, Streamed};
+use crate::problem::Rescale;
+
+/// Up to so many rows.
+pub(super) const ROWS: usize = 8;
+/// Keys of a step.
+const STEP: usize = 6 * KEYS;
+/// Keys between a step's first and the first that it asks for, which may be its own: C1 takes keys twice as fast as it asks for others, and
+/// comes to its last ones just after it has asked for them.
+const LEAD: usize = STEP / 2 + 8;
+/// Lanes of a row in C1: so many pairs of features a dot has.
+const EACH: usize = LANES / 2;
+/// Dots of a key with each line of these: of all its lines.
+const DOTS: usize = LANES / EACH;
+/// Keys of C1's register tiles, which have 24 sums: of three vectors of rows, and of four.
+const GROUP_OF_3: usize = 8;
+const GROUP_OF_4: usize = 6;
+/// Lines of the code of C1's largest tile and of C2's, about: it does no harm to ask for others.
+const QK_LINES: usize = 22;
+const TILE_LINES: usize = 31;
+/// Pairs of a vector of keys.
+const PAIRS: usize = KEYS / 2;
+
+const _: () = assert!(requests::ROWS == PAIRS);
+const _: () = assert!(STEP.is_multiple_of(GROUP_OF_3) && STEP.is_multiple_of(GROUP_OF_4));
+// The last step may have a single key of the block, and C1 computes on whole groups; pages are looked up half a step further on.
+const _: () = assert!(STREAM_KEYS >= BLOCK_KEYS + KEYS + GROUP_OF_3 + LEAD);
+const _: () = assert!(STREAM_KEYS >= BLOCK_KEYS + LEAD + STEP / 2);
+
+/// Vectors that so many rows have in C1.
+const fn vectors(rows: usize) -> usize {
+    if rows <= 6 { 3 } else { 4 }
+}
+
+/// The vector that a row has in C1, and its first lane there: as `qk` puts vectors together in the end.
+const fn place(row: usize, rows: usize) -> [usize; 2] {
+    match (row, rows) {
+        (5, 6) => [2, EACH],
+        _ => [row / 4 * 2 + row % 2, row / 2 % 2 * EACH],
+    }
+}
+
+/// The row that has C1's last vector to itself, if rows are odd: all of a line at once, with the line's first dot. With five it gains nothing.
+const fn alone(rows: usize) -> Option<usize> {
+    if rows == 7 { Some(5) } else { None }
+}
+
+/// [`Kernel::pack_stream_q`]: for each dot of a key the vectors of all rows, zeros of rows beyond the last. Not for each
+/// width anew, which would be unrolled.
+#[cfg_attr(
+    not(amla_emulated),
+    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+)]
+#[inline(never)]
+pub(super) fn pack_q(d_qk: usize, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
+    let sign = if negate { 0x8000_8000 } else { 0 };
+    let vectors = vectors(rows.len());
+    let out: &mut [[u32; LANES]] = panel.0.as_flattened_mut().as_chunks_mut().0;
+    let out = &mut out[..vectors * (d_qk / 2 / EACH)];
+    out.fill([0; LANES]);
+    for (r, row) in rows.iter().enumerate() {
+        let [vector, lane] = place(r, rows.len());
+        let row: &[[[bf16; 2]; EACH]] = row[..d_qk].as_chunks().0.as_chunks().0;
+        for (i, pairs) in row.iter().enumerate() {
+            let [dot, lane] = match alone(rows.len()) {
+                Some(row) if row == r => [i - i % DOTS, i % DOTS * EACH],
+                _ => [i, lane],
+            };
+            let out = &mut out[dot * vectors + vector][lane..];
+            for (&[even, odd], out) in pairs.iter().zip(out) {
+                let pair = u32::from(even.to_bits()) | u32::from(odd.to_bits()) << 16;
+                *out = pair ^ sign;
+            }
+        }
+    }
+}
+
+/// Scores of a step. Not cleared for each block, nor is P: together that takes a hundredth of the block's time.
+#[repr(align(64))]
+struct Scores {
+    /// Two keys of each row side by side.
+    of: [MaybeUninit<[f32; LANES]>; STEP / 2],
+    /// How many of these C1 has written.
+    len: usize,
+    /// The largest of them, of each pair of keys in a tile.
+    largest: [[f32; LANES]; GROUP_OF_3 / 2],
+}
+
+/// Which rows see which keys, as scores lie.
+type Seen = [__mmask16; STEP / 2];
+
+/// P of a step, as C2 takes it.
+#[repr(align(64))]
+struct Probs {
+    /// Rounded, pair by pair of keys all rows, and what that took.
+    parts: [[MaybeUninit<[u32; ROWS]>; STEP / 2]; 2],
+    /// Parts that count.
+    len: usize,
+    /// How many pairs of each of them V1 has written.
+    pairs: usize,
+    /// What each row's products count for, as [`L0a::weights`].
+    weights: [f32; LANES],
+}
+
+/// [`Kernel::stream`], where `q` is what [`pack_q`] packed.
+#[cfg_attr(
+    not(amla_emulated),
+    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+)]
+#[expect(clippy::too_many_arguments, reason = "called in one place")]
+pub(super) fn stream<W: Widths>(
+    kernel: Avx512Bf16,
+    block: &Block<'_, W>,
+    q: &[u32],
+    call: &Softmax<'_>,
+    from: usize,
+    p: &mut L0a,
+    state: &mut RowState,
+    o: &mut [[f32; STRIP]],
+) -> Streamed {
+    const HALF_OF_3: usize = GROUP_OF_3 / 2;
+    const HALF_OF_4: usize = GROUP_OF_4 / 2;
+    let block = Call {
+        kernel,
+        block,
+        q,
+        call,
+    };
+    match call.rows {
+        5 => block.steps::<5, GROUP_OF_3, HALF_OF_3, 3, 3>(from, p, state, o),
+        6 => block.steps::<6, GROUP_OF_3, HALF_OF_3, 3, 3>(from, p, state, o),
+        7 => block.steps::<7, GROUP_OF_4, HALF_OF_4, 4, 3>(from, p, state, o),
+        _ => block.steps::<ROWS, GROUP_OF_4, HALF_OF_4, 4, 4>(from, p, state, o),
+    }
+}
+
+/// What all steps of a block have.
+struct Call<'a, W> {
+    kernel: Avx512Bf16,
+    block: &'a Block<'a, W>,
+    q: &'a [u32],
+    call: &'a Softmax<'a>,
+}
+
+impl<W: Widths> Call<'_, W> {
+    /// Of `N` rows, and the tile of C1 that these have ([`Step::scores`]).
+    #[inline(never)]
+    #[cfg_attr(
+        not(amla_emulated),
+        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+    )]
+    fn steps<
+        const N: usize,
+        const GROUP: usize,
+        const HALF: usize,
+        const VECTORS: usize,
+        const SHARED: usize,
+    >(
+        &self,
+        from: usize,
+        p: &mut L0a,
+        state: &mut RowState,
+        o: &mut [[f32; STRIP]],
+    ) -> Streamed {
+        let &Self {
+            kernel,
+            block,
+            q,
+            call,
+        } = self;
+        let zmm = kernel.zmm;
+        let qk = Step::<W>::qk::<GROUP, HALF, VECTORS, SHARED> as *const ();
+        let tile = Step::<W>::tile::<N> as *const ();
+        keep_in_l2(zmm, qk, QK_LINES);
+        keep_in_l2(zmm, tile, TILE_LINES);
+        let mut s = Scores {
+            of: [const { MaybeUninit::uninit() }; _],
+            len: 0,
+            largest: [[0.0; LANES]; _],
+        };
+        let mut probs = Probs {
+            parts: [const { [const { MaybeUninit::uninit() }; _] }; 2],
+            len: if call.precision == Precision::Bf16x2 {
+                2
+            } else {
+                1
+            },
+            pairs: 0,
+            weights: [1.0; _],
+        };
+        // Then a value that isn't finite makes no score of its key finite, not even of rows beyond, as 0 times it is NaN.
+        let begun = core::ptr::eq(block.keys, block.values);
+        for first in (from..call.keys).step_by(STEP) {
+            let len = STEP.min(call.keys - first);
+            // Whole vectors of keys: scores of those beyond count for nothing.
+            let whole = len.next_multiple_of(KEYS);
+            let asked = &block.asked[first + LEAD..];
+            let step = Step {
+                zmm,
+                widths: block.widths,
+                lines: block.widths.lines(),
+                pairs: PAIRS,
+                keys: &block.keys[first..],
+                values: block.values[first..][..whole].as_chunks().0,
+                asked,
+                asked_later: &asked[whole / 2..whole],
+            };
+            step.scores::<GROUP, HALF, VECTORS, SHARED>(whole, q, &mut s);
+            let asked = Middles {
+                rows: step.asked_later,
+                column: block.widths.lines() / 2 * LINE,
+            };
+            let finite = softmax(
+                kernel,
+                call,
+                first..first + len,
+                &asked,
+                &s,
+                state,
+                &mut probs,
+            );
+            if state.increment[..N].iter().any(|&n| n != 0) {
+                stream::advance(zmm, &state.increment[..N], o);
+            }
+            let left = if finite && begun {
+                step.pv::<N>(&probs, o);
+                0
+            } else {
+                step.pv_finite::<N>(&probs, o)
+            };
+            if left != 0 {
+                probs.spread(N, p);
+                return Streamed {
+                    keys: first..first + len,
+                    left: Left { all: left, tail: 0 },
+                };
+            }
+        }
+        Streamed::ALL
+    }
+}
+
+/// Where two vectors of O lie.
+#[derive(Clone, Copy)]
+struct Piece {
+    strip: usize,
+    piece: usize,
+}
+
+/// A step's keys and those to come.
+struct Step<'a, W> {
+    zmm: Zmm,
+    widths: W,
+    /// Lines of a key, where the compiler doesn't see it.
+    lines: usize,
+    /// Pairs of a vector of keys, hidden from the compiler as well.
+    pairs: usize,
+    /// The step's and those behind it. Each is valid for as many lines as `widths` says.
+    keys: &'a [*const bf16],
+    /// Each is valid for as many strips as `widths` says.
+    values: &'a [[*const bf16; KEYS]],
+    /// What C1 asks for, what C2 does and what comes then; and what C2 does alone. These may lie anywhere.
+    asked: &'a [*const bf16],
+    asked_later: &'a [*const bf16],
+}
+
+impl<W: Widths> Step<'_, W> {
+    /// C1 of so many keys, and of some behind them, in tiles of so many keys, which are so many pairs, and vectors of rows, of which
+    /// so many have two.
+    #[inline]
+    #[cfg_attr(
+        not(amla_emulated),
+        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+    )]
+    fn scores<const GROUP: usize, const HALF: usize, const VECTORS: usize, const SHARED: usize>(
+        &self,
+        keys: usize,
+        q: &[u32],
+        s: &mut Scores,
+    ) {
+        let q = &q.as_chunks().0.as_chunks().0[..self.widths.lines() * DOTS];
+        let groups = keys.div_ceil(GROUP);
+        let keys = self.keys.as_chunks().0.iter();
+        let asked = self.asked.as_chunks().0.iter();
+        let Scores { of, len, largest } = s;
+        *len = 0;
+        largest.fill([f32::NEG_INFINITY; LANES]);
+        let tiles = of.as_chunks_mut().0.iter_mut();
+        for (group, ((keys, asked), tile)) in keys.zip(asked).zip(tiles).take(groups).enumerate() {
+            self.touch(HALF * group + STEP / 2);
+            self.qk::<GROUP, HALF, VECTORS, SHARED>(keys, asked, q, tile, largest);
+            *len += HALF;
+        }
+    }
+
+    /// Asks for a line of a row to come, so that its page has been looked up when its lines are asked for: requests wait for that.
+    #[inline]
+    #[cfg_attr(
+        not(amla_emulated),
+        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+    )]
+    fn touch(&self, row: usize) {
+        if let Some(&row) = self.asked.get(row) {
+            self.zmm.prefetch(row);
+        }
+    }
+
+    /// C1 of a tile of keys, which asks for the lines of half as many rows, as many as C2 does for them.
+    #[inline(never)]
+    #[cfg_attr(
+        not(amla_emulated),
+        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+    )]
+    fn qk<const GROUP: usize, const HALF: usize, const VECTORS: usize, const SHARED: usize>(
+        &self,
+        keys: &[*const bf16; GROUP],
+        asked: &[*const bf16; HALF],
+        q: &[[[u32; LANES]; VECTORS]],
+        s: &mut [MaybeUninit<[f32; LANES]>; HALF],
+        largest: &mut [[f32; LANES]; GROUP_OF_3 / 2],
+    ) {
+        const { assert!(GROUP == 2 * HALF && 2 * VECTORS <= ROWS) };
+        const { assert!(VECTORS - SHARED <= 1) };
+        assert!(self.lines <= self.widths.lines() && q.len() == self.widths.lines() * DOTS);
+        // In registers: `apart` may have changed memory for all that the compiler knows. And copied here: a caller's copy may lie across
+        // two cache lines, and would be waited for.
+        let (keys, mut asked) = (*keys, *asked);
+        let mut acc = [[_mm512_setzero_ps(); VECTORS]; GROUP];
+        // Not unrolled, or requests would be moved together.
+        for line in 0..self.lines {
+            for dot in 0..DOTS {
+                for acc in &mut acc {
+                    self.zmm.apart(acc);
+                }
+                for i in 0..HALF {
+                    if i * DOTS / HALF == dot {
+                        self.zmm.prefetch(asked[i]);
+                        asked[i] = asked[i].wrapping_add(LINE);
+                    }
+                }
+                let mut pairs = [as_pairs(_mm512_setzero_si512()); VECTORS];
+                for v in 0..VECTORS {
+                    // SAFETY: `q` has the vectors of so many dots for each line, by the assertion.
+                    let q = unsafe { q.get_unchecked(line * DOTS + dot) };
+                    pairs[v] = load_pairs(&q[v]);
+                }
+                for k in 0..GROUP {
+                    // SAFETY: a key is valid for as many lines as `widths` says, of so many dots each, and this is one of them, by the
+                    // assertion.
+                    let key = unsafe { broadcast(keys[k].add(line * LINE + 2 * EACH * dot)) };
+                    for v in 0..SHARED {
+                        acc[k][v] = _mm512_dpbf16_ps(acc[k][v], pairs[v], key);
+                    }
+                }
+                if SHARED < VECTORS && dot == 0 {
+                    for k in 0..GROUP {
+                        // SAFETY: the same; no alignment needed.
+                        let key = unsafe { _mm512_loadu_si512(keys[k].add(line * LINE).cast()) };
+                        acc[k][SHARED] =
+                            _mm512_dpbf16_ps(acc[k][SHARED], pairs[SHARED], as_pairs(key));
+                    }
+                }
+            }
+        }
+        for k in 0..HALF {
+            // Of two keys, then of two vectors, until each row has two lanes.
+            let [first, second] = [acc[2 * k], acc[2 * k + 1]];
+            let mut sums = [_mm512_setzero_ps(); ROWS / 2];
+            for v in 0..VECTORS {
+                sums[v] = added(first[v], second[v]);
+            }
+            if SHARED < VECTORS {
+                // In both halves; what lies where the eighth row would is a copy.
+                sums[SHARED] = _mm512_add_ps(sums[SHARED], swapped_halves(sums[SHARED]));
+            } else if VECTORS == 3 {
+                // The sixth row; the last two are copies.
+                sums[3] = swapped_halves(sums[2]);
+            }
+            let low = added(sums[0], sums[1]);
+            let high = added(sums[2], sums[3]);
+            let scores = added_quarters(low, high);
+            // SAFETY: 16 f32 are 64 bytes; no alignment needed.
+            unsafe { _mm512_storeu_ps(s[k].as_mut_ptr().cast(), scores) }
+            // The second where the first is NaN.
+            let max = _mm512_max_ps(scores, load(&largest[k]));
+            store(&mut largest[k], max);
+        }
+    }
+
+    /// C2, strip by strip.
+    #[inline]
+    #[cfg_attr(
+        not(amla_emulated),
+        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+    )]
+    fn pv<const N: usize>(&self, probs: &Probs, o: &mut [[f32; STRIP]]) {
+        for (strip, o) in o.as_chunks_mut().0.iter_mut().enumerate() {
+            self.strip::<N>(strip, probs, o);
+        }
+    }
+
+    /// The same but for strips in which values aren't finite. Such a V makes no row's O finite: the first row tells where to look.
+    #[inline(never)]
+    #[cfg_attr(
+        not(amla_emulated),
+        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+    )]
+    fn pv_finite<const N: usize>(&self, probs: &Probs, o: &mut [[f32; STRIP]]) -> Strips {
+        let mut left = 0;
+        for (strip, o) in o.as_chunks_mut().0.iter_mut().enumerate() {
+            let before = *o;
+            self.strip::<N>(strip, probs, o);
+            // SAFETY: values are valid for the columns of all strips, of which this is one, as C2 has asserted.
+            if !finite(&o[0]) && !unsafe { stream::finite(self.values, strip) } {
+                *o = before;
+                left |= 1 << strip;
+            }
+        }
+        left
+    }
+
+    /// C2 of a strip.
+    #[inline]
+    #[cfg_attr(
+        not(amla_emulated),
+        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+    )]
+    fn strip<const N: usize>(&self, strip: usize, probs: &Probs, o: &mut [[f32; STRIP]; N]) {
+        for piece in 0..PIECES {
+            self.tile(Piece { strip, piece }, probs, o);
+        }
+    }
+
+    /// C2 of a piece of a strip: all `N` rows of O. Asks for the lines of the piece, with each part of P.
+    #[inline(never)]
+    #[cfg_attr(
+        not(amla_emulated),
+        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+    )]
+    fn tile<const N: usize>(
+        &self,
+        Piece { strip, piece }: Piece,
+        probs: &Probs,
+        o: &mut [[f32; STRIP]; N],
+    ) {
+        const { assert!(N <= ROWS) };
+        assert!(strip < self.widths.strips() && piece < PIECES);
+        assert!(self.pairs <= PAIRS && self.values.len() * PAIRS <= probs.pairs);
+        let times = PIECES * self.widths.strips();
+        let time = PIECES * strip + piece;
+        // All of them together for the pages of what the next C1 asks for.
+        self.touch(STEP + STEP / 2 * time / times);
+        let requests = Requests::of([self.asked_later], self.widths, times);
+        let column = strip * STRIP + piece * few::PIECE;
+        let mut acc = [[_mm512_setzero_ps(); 2]; N];
+        for part in &probs.parts[..probs.len] {
+            for (vector, values) in self.values.iter().enumerate() {
+                let mut lines = requests.time(time * self.values.len() + vector, PAIRS, self);
+                let values: &[[_; 2]; PAIRS] = &values.as_chunks().0.as_chunks().0[0];
+                // Unrolled, loads and requests of several pairs would be moved together, and accumulators to the stack.
+                for k in 0..self.pairs {
+                    lines.ask(self);
+                    // SAFETY: values are valid for the columns of all strips, of which these are some by the assertion.
+                    let v = unsafe { few::interleaved_piece(&values[k], column) };
+                    // SAFETY: V1 has written the pairs of all vectors of keys in each part that counts, and a vector has no more,
+                    // by the assertion.
+                    let p = unsafe { part.get_unchecked(vector * PAIRS + k).assume_init_ref() };
+                    for r in 0..N {
+                        let p = as_pairs(_mm512_set1_epi32(p[r].cast_signed()));
+                        acc[r][0] = _mm512_dpbf16_ps(acc[r][0], as_pairs(v[0]), p);
+                        acc[r][1] = _mm512_dpbf16_ps(acc[r][1], as_pairs(v[1]), p);
+                    }
+                }
+            }
+        }
+        for r in 0..N {
+            let weight = _mm512_set1_ps(probs.weights[r]);
+            let mut sums = read(&o[r], piece);
+            for i in 0..2 {
+                sums[i] = _mm512_fmadd_ps(acc[r][i], weight, sums[i]);
+            }
+            write(&mut o[r], piece, sums);
+        }
+    }
+}
+
+impl<W> Ask<1> for Step<'_, W> {
+    #[inline(always)]
+    fn ask(&self, [at]: &mut [*const bf16; 1]) {
+        self.zmm.prefetch(*at);
+        *at = at.wrapping_add(LINE);
+    }
+}
+
+/// Asks for a function's code, so many lines: as long as L1i has a line, L2 sees no use of it, and gives it up for keys; and L1i loses
+/// it then.
+#[inline]
+#[cfg_attr(
+    not(amla_emulated),
+    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+)]
+fn keep_in_l2(zmm: Zmm, code: *const (), lines: usize) {
+    for line in 0..lines {
+        zmm.prefetch(code.cast::<bf16>().wrapping_add(line * LINE));
+    }
+}
+
+/// Whether all elements are finite.
+#[inline]
+#[cfg_attr(
+    not(amla_emulated),
+    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+)]
+fn finite(row: &[f32; STRIP]) -> bool {
+    let wrong = |x| _mm512_fpclass_ps_mask::<NOT_FINITE>(load(x));
+    row.as_chunks().0.iter().fold(0, |any, x| any | wrong(x)) == 0
+}
+
+/// In each quarter the sums of two lanes side by side of `a`, and then those of `b`.
+#[inline]
+#[cfg_attr(
+    not(amla_emulated),
+    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+)]
+fn added(a: __m512, b: __m512) -> __m512 {
+    let even = _mm512_shuffle_ps::<0b10_00_10_00>(a, b);
+    let odd = _mm512_shuffle_ps::<0b11_01_11_01>(a, b);
+    _mm512_add_ps(even, odd)
+}
+
+/// The same with quarters in the place of lanes.
+#[inline]
+#[cfg_attr(
+    not(amla_emulated),
+    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+)]
+fn added_quarters(a: __m512, b: __m512) -> __m512 {
+    let even = _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b);
+    let odd = _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b);
+    _mm512_add_ps(even, odd)
+}
+
+/// Lanes side by side, each in the other's place.
+#[inline]
+#[cfg_attr(
+    not(amla_emulated),
+    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+)]
+fn swapped(x: __m512) -> __m512 {
+    _mm512_permute_ps::<0b10_11_00_01>(x)
+}
+
+/// Halves of a vector, each in the other's place.
+#[inline]
+#[cfg_attr(
+    not(amla_emulated),
+    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+)]
+fn swapped_halves(x: __m512) -> __m512 {
+    _mm512_shuffle_f32x4::<0b01_00_11_10>(x, x)
+}
+
+/// `EACH` pairs of features, for both rows of a vector.
+///
+/// # Safety
+/// `key` is valid for reads of them; no alignment needed.
+#[inline]
+#[cfg_attr(
+    not(amla_emulated),
+    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+)]
+unsafe fn broadcast(key: *const bf16) -> __m512bh {
+    const { assert!(EACH == 8) };
+    // SAFETY: the caller's promise.
+    as_pairs(_mm512_broadcast_i64x4(unsafe {
+        _mm256_loadu_si256(key.cast())
+    }))
+}
+
+/// From a lane for each row to both of its lanes.
+#[inline]
+#[cfg_attr(
+    not(amla_emulated),
+    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+)]
+fn to_lanes(rows: __m512) -> __m512 {
+    let row = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    _mm512_permutexvar_ps(row, rows)
+}
+
+/// From both lanes of a row, which are the same, to one for each row; and copies behind these.
+#[inline]
+#[cfg_attr(
+    not(amla_emulated),
+    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+)]
+fn to_rows(lanes: __m512) -> __m512 {
+    let first = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
+    _mm512_permutexvar_ps(first, lanes)
+}
+
+/// A line of each row that C2 will ask for: one of the middle, so that what C2 finds asked for already is spread over all of its time.
+struct Middles<'a> {
+    /// As many as pairs of keys. They may lie anywhere.
+    rows: &'a [*const bf16],
+    column: usize,
+}
+
+/// V1 of these keys. Returns whether all scores are finite, also of keys that nobody sees.
+#[inline(never)]
+#[cfg_attr(
+    not(amla_emulated),
+    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+)]
+fn softmax(
+    kernel: Avx512Bf16,
+    call: &Softmax<'_>,
+    keys: Range<usize>,
+    asked: &Middles<'_>,
+    s: &Scores,
+    state: &mut RowState,
+    probs: &mut Probs,
+) -> bool {
+    /// So that latency isn't what limits.
+    const CHAINS: usize = GROUP_OF_3 / 2;
+    let zmm = kernel.zmm;
+    let pairs = keys.len().next_multiple_of(KEYS) / 2;
+    let seen = seen(call, keys.start, keys.len());
+    let (seen, of, rows) = (&seen[..pairs], &s.written()[..pairs], &asked.rows[..pairs]);
+    let zero = zmm.splat(0.0);
+    let mut max = [zmm.splat(f32::NEG_INFINITY); CHAINS];
+    if call.mask.is_none() && keys.len() == STEP {
+        // C1 has these keys alone, and has found the largest.
+        for i in 0..CHAINS {
+            max[i] = load(&s.largest[i]);
+        }
+    } else {
+        let chunks = of.as_chunks::<CHAINS>().0.iter();
+        for (s, seen) in chunks.zip(seen.as_chunks::<CHAINS>().0) {
+            for i in 0..CHAINS {
+                // The second where the first is NaN.
+                max[i] = _mm512_mask_max_ps(max[i], seen[i], load(&s[i]), max[i]);
+            }
+        }
+    }
+    let mut largest = max[0];
+    for i in 1..CHAINS {
+        largest = _mm512_max_ps(largest, max[i]);
+    }
+    let largest = to_rows(_mm512_max_ps(largest, swapped(largest)));
+    let bases = stream::follow(zmm, call, largest, state);
+    let exact = call.rescale == Rescale::Exact;
+    let whole = call.precision == Precision::Bf16x2;
+    let scale = zmm.splat(call.scale);
+    let (mut offset, mut weight) = (load(&bases.offset), zmm.splat(1.0));
+    if exact && !whole {
+        [offset, weight] = softmax::weigh(zmm, offset);
+    }
+    store(&mut probs.weights, weight);
+    let max = to_lanes(load(&bases.max));
+    let offset = to_lanes(offset);
+    let factor = to_lanes(load(&bases.factor));
+    let (mut sums, mut zeros, mut kept) = ([zero; 2], [zero; CHAINS], zero);
+    let vectors = of.as_chunks::<CHAINS>().0.iter();
+    let vectors = vectors.zip(seen.as_chunks::<CHAINS>().0);
+    let [high, low] = &mut probs.parts;
+    // Of two pairs each.
+    let high: &mut [[[_; 2]; CHAINS / 2]] = high.as_chunks_mut().0.as_chunks_mut().0;
+    let low: &mut [[[_; 2]; CHAINS / 2]] = low.as_chunks_mut().0.as_chunks_mut().0;
+    probs.pairs = 0;
+    let vectors = vectors.zip(rows.as_chunks::<CHAINS>().0);
+    for (((s, seen), rows), (high, low)) in vectors.zip(high.iter_mut().zip(low)) {
+        for row in rows {
+            zmm.prefetch(row.wrapping_add(asked.column));
+        }
+        let mut prob = [zero; CHAINS];
+        for i in 0..CHAINS {
+            let score = load(&s[i]);
+            // NaN where a score isn't finite, and nothing takes that away.
+            zeros[i] = _mm512_or_ps(zeros[i], _mm512_sub_ps(score, score));
+            let below = _mm512_sub_ps(score, max);
+            prob[i] = _mm512_fmadd_ps(below, scale, offset);
+        }
+        prob = zmm.exp2_each(prob);
+        for i in 0..CHAINS {
+            prob[i] = _mm512_maskz_mov_ps(seen[i], prob[i]);
+            sums[i % 2] = _mm512_add_ps(sums[i % 2], prob[i]);
+            if !exact {
+                prob[i] = _mm512_mul_ps(prob[i], factor);
+            }
+        }
+        for i in 0..CHAINS / 2 {
+            let prob = [prob[2 * i], prob[2 * i + 1]];
+            let pairs = _mm512_cvtne2ps_pbh(prob[1], prob[0]);
+            put(&mut high[i], pairs);
+            kept = kernel.dots.add(zmm, kept, from_pairs(pairs));
+            if whole {
+                let used = widened(pairs);
+                let rest = [
+                    _mm512_sub_ps(prob[0], used[0]),
+                    _mm512_sub_ps(prob[1], used[1]),
+                ];
+                let pairs = _mm512_cvtne2ps_pbh(rest[1], rest[0]);
+                put(&mut low[i], pairs);
+                kept = kernel.dots.add(zmm, kept, from_pairs(pairs));
+            }
+        }
+        probs.pairs += CHAINS;
+    }
+    let sums = _mm512_add_ps(sums[0], sums[1]);
+    let sums = to_rows(_mm512_add_ps(sums, swapped(sums)));
+    // Here all rows' pairs of keys are behind each other.
+    kept = _mm512_add_ps(kept, swapped_halves(kept));
+    for (total, sums) in [
+        (&mut state.sum, sums),
+        (&mut state.rounded_sum, if exact { kept } else { sums }),
+    ] {
+        let total = &mut total.as_chunks_mut().0[0];
+        store(total, _mm512_fmadd_ps(sums, weight, load(total)));
+    }
+    let mut all = zeros[0];
+    for i in 1..CHAINS {
+        all = _mm512_or_ps(all, zeros[i]);
+    }
+    _mm512_fpclass_ps_mask::<NOT_FINITE>(all) == 0
+}
+
+/// P of two pairs of keys.
+#[inline]
+#[cfg_attr(
+    not(amla_emulated),
+    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+)]
+fn put(to: &mut [MaybeUninit<[u32; ROWS]>; 2], p: __m512bh) {
+    const { assert!(2 * ROWS == LANES) };
+    // SAFETY: twice 8 u32 are 64 bytes; no alignment needed.
+    unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), from_pairs(p)) }
+}
+
+/// In FP32, the first half and then the second.
+#[inline]
+#[cfg_attr(
+    not(amla_emulated),
+    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
+)]
+fn widened(p: __m512bh) -> [__m512; 2] {
+    let p = from_pairs(p);
+    let halves = [_mm512_castsi512_si256(p), _mm512_extracti64x4_epi64::<1>(p)];
+    let mut wide = [_mm512_setzero_ps(); 2];
+    for i in 0..2 {
+        let words = _mm512_cvtepu16_epi32(halves[i]);
+        wide[i] = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words));
+    }
+    wide
+}
+
+/// Which rows see which of a step's keys.
+#[inline]
+fn seen(call: &Softmax<'_>, first: usize, len: usize) -> Seen {
+    let mut seen = [__mmask16::MAX; _];
+    if call.mask.is_none() && len.is_multiple_of(KEYS) {
+        return seen;
+    }
+    for (i, seen) in seen.iter_mut().enumerate() {
+        *seen = 0;
+        for key in 0..2 {
+            let at = 2 * i + key;
+            let rows = match call.mask {
+                _ if at >= len => 0,
+                Some(mask) => mask[first + at],
+                None => u64::MAX,
+            };
+            for r in 0..ROWS {
+                *seen |= __mmask16::from(rows >> r & 1 != 0) << (2 * r + key);
+            }
+        }
+    }
+    seen
+}
+
+impl Scores {
+    /// What C1 has written.
+    #[inline]
+    fn written(&self) -> &[[f32; LANES]] {
+        let of = &self.of[..self.len];
+        // SAFETY: C1 has written so many, tile by tile.
+        unsafe { core::slice::from_raw_parts(of.as_ptr().cast(), of.len()) }
+    }
+}
+
+impl Probs {
+    /// As other kernels have it.
+    #[cold]
+    fn spread(&self, rows: usize, p: &mut L0a) {
+        let parts = self.parts[..self.len].iter();
+        for (part, to) in parts.zip([&mut p.high, &mut p.low]) {
+            let pairs = part[..self.pairs].iter();
+            for (pair, to) in pairs.zip(&mut p::blocks_mut(to)[0]) {
+                // SAFETY: V1 has written so many pairs of each part that counts.
+                let pair = unsafe { pair.assume_init_ref() };
+                to[..rows].copy_from_slice(&pair[..rows]);
+            }
+        }
+        p.weights[..rows].copy_from_slice(&self.weights[..rows]);
+        // The largest is whole.
+        p.residuals.p = [0; _];
+    }
+}

@@ -1,0 +1,57 @@
+//! P as C2 wants it: 16 rows at a time, of those all pairs of keys (the NPU's L0A has blocks of 16 rows, too).
+//!
+//! In a tile of pairs x rows those of a few rows are 256 bytes apart, and share a quarter of L1d's sets with a strip of V
+//! (`docs/adr/0033`).
+
+use super::*;
+use crate::kernel::simd::pairs_mut;
+use crate::kernel::softmax::Rounding;
+use crate::tile::PTile;
+
+/// Rows of a block.
+pub(super) const BLOCK_ROWS: usize = LANES;
+/// P of such rows: pairs x rows.
+pub(super) type Block = [[u32; BLOCK_ROWS]; BLOCK_PAIRS];
+
+const _: () = assert!(PANEL_ROWS.is_multiple_of(BLOCK_ROWS));
+
+/// A tile's memory by blocks.
+pub(super) fn blocks(p: &PTile) -> &[Block] {
+    p.0.as_flattened().as_chunks().0.as_chunks().0
+}
+
+/// The same, to be written.
+pub(super) fn blocks_mut(p: &mut PTile) -> &mut [Block] {
+    p.0.as_flattened_mut().as_chunks_mut().0.as_chunks_mut().0
+}
+
+/// Where in that memory a row's first pair lies; the others follow [`BLOCK_ROWS`] further on each.
+pub(super) const fn place(row: usize) -> usize {
+    row / BLOCK_ROWS * (BLOCK_ROWS * BLOCK_PAIRS) + row % BLOCK_ROWS
+}
+
+/// The pair that a row has.
+pub(super) fn pair_of(p: &PTile, pair: usize, row: usize) -> u32 {
+    blocks(p)[row / BLOCK_ROWS][pair][row % BLOCK_ROWS]
+}
+
+/// [`Rounding`] with the processor's own conversion and dots, to lie in blocks.
+#[derive(Clone, Copy)]
+pub(super) struct Blocked(pub Dots);
+
+impl Rounding<Zmm> for Blocked {
+    #[inline(always)]
+    fn round(self, zmm: Zmm, prob: [__m512; 2]) -> __m512i {
+        self.0.round(zmm, prob)
+    }
+
+    #[inline(always)]
+    fn add(self, zmm: Zmm, sum: __m512, pairs: __m512i) -> __m512 {
+        self.0.add(zmm, sum, pairs)
+    }
+
+    #[inline(always)]
+    fn place(p: &mut PTile, [pair, v]: [usize; 2]) -> &mut [f32; LANES] {
+        &mut pairs_mut::<Zmm>(&mut blocks_mut(p)[v][pair])[0]
+    }
+}

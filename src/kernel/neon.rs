@@ -1,0 +1,31 @@
+//! NEON: FP32 multiply-adds of 4 lanes, as every AArch64 processor with floating point has
+//! them; on those without BF16 instructions (Kunpeng 920, Cortex-A57) the fastest there is.
+//!
+//! | kernel | register tile ([`super::fp32`]) | peak model |
+//! |---|---|---|
+//! | C1 | 6 keys x 4 vectors of 4 rows | 8 FLOP per multiply-add |
+//! | C2 | 6 rows x 4 vectors of 4 columns | the same |
+//!
+//! 24 of the 32 registers accumulate, 4 hold the operand across the lanes and 1 the
+//! broadcast. BF16 becomes FP32 by a shift (even elements) and a mask (odd ones). How many
+//! instructions a multiply-add comes with: `docs/backends.md`.
+#![allow(unsafe_code, reason = "calls of feature-gated functions")]
+
+use half::bf16;
+
+use super::asimd::Neon;
+use super::fp32::{self, backend};
+use super::{Close, Kernel, Left, Pv, Rows, Softmax, scalar, simd, softmax};
+use crate::bits::Increment;
+use crate::format::Row;
+use crate::problem::Precision;
+use crate::tile::{L0a, L0b, OStrip, QPanel, RowState, STRIP, STile, VBuffer};
+
+backend! {
+    Neon, features: "neon";
+    pack: scalar;
+    c1: _ => 6 x 4;
+    c2: 4;
+    asking: 8;
+    chains: 24;
+}

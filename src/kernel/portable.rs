@@ -1,0 +1,193 @@
+//! Any processor: the `wide` crate's vectors, which become whatever the build's
+//! target features allow (SSE2 in a default x86-64 build, NEON on aarch64).
+//!
+//! | kernel | register tile ([`super::fp32`]) | peak model |
+//! |---|---|---|
+//! | C1, C2 | 4 keys, 6 rows x 8 lanes (6 x 16 with AVX) | a multiply and an add per lane, fused where the build has FMA |
+
+use bytemuck::cast;
+use half::bf16;
+use wide::{f32x8, i32x8};
+
+use super::fp32::{self, backend};
+use super::simd::{self, Simd};
+use super::{Close, Kernel, Left, Pv, Rows, Softmax, scalar, softmax};
+use crate::bits::Increment;
+use crate::format::Row;
+use crate::problem::Precision;
+use crate::tile::{L0a, L0b, OStrip, QPanel, RowState, STRIP, STile, VBuffer};
+
+const LANES: usize = 8;
+
+/// Needs nothing, so that anyone may hold it.
+#[derive(Clone, Copy)]
+pub struct Portable;
+
+impl Simd for Portable {
+    type Lanes = [f32; LANES];
+    type F32 = f32x8;
+    type I32 = i32x8;
+    type Mask = f32x8;
+
+    const REGISTERS: usize = if cfg!(target_feature = "avx") { 16 } else { 8 };
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> f32x8 {
+        f32x8::splat(x)
+    }
+
+    #[inline(always)]
+    fn load(self, from: &[f32; LANES]) -> f32x8 {
+        f32x8::new(*from)
+    }
+
+    #[inline(always)]
+    fn store(self, x: f32x8, to: &mut [f32; LANES]) {
+        *to = x.to_array();
+    }
+
+    #[inline(always)]
+    fn add(self, a: f32x8, b: f32x8) -> f32x8 {
+        a + b
+    }
+
+    #[inline(always)]
+    fn sub(self, a: f32x8, b: f32x8) -> f32x8 {
+        a - b
+    }
+
+    #[inline(always)]
+    fn mul(self, a: f32x8, b: f32x8) -> f32x8 {
+        a * b
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: f32x8, b: f32x8, c: f32x8) -> f32x8 {
+        a.mul_add(b, c)
+    }
+
+    #[inline(always)]
+    fn max(self, a: f32x8, b: f32x8) -> f32x8 {
+        // False for NaN.
+        a.simd_gt(b).bitselect(a, b)
+    }
+
+    #[inline(always)]
+    fn not_ge(self, a: f32x8, b: f32x8) -> f32x8 {
+        !a.simd_ge(b)
+    }
+
+    #[inline(always)]
+    fn select(self, mask: f32x8, yes: f32x8, no: f32x8) -> f32x8 {
+        mask.bitselect(yes, no)
+    }
+
+    #[inline(always)]
+    fn mask_of(self, rows: u64, v: usize) -> f32x8 {
+        const BITS: i32x8 = i32x8::new([1, 2, 4, 8, 16, 32, 64, 128]);
+        let rows = i32x8::splat(i32::from(rows.to_le_bytes()[v]));
+        cast((rows & BITS).simd_eq(BITS))
+    }
+
+    #[inline(always)]
+    fn splat_i32(self, x: i32) -> i32x8 {
+        i32x8::splat(x)
+    }
+
+    #[inline(always)]
+    fn load_pairs(self, row: &[bf16]) -> i32x8 {
+        let pairs: [bf16; 2 * LANES] = row.as_chunks().0[0];
+        cast(pairs)
+    }
+
+    #[inline(always)]
+    fn to_bits(self, x: f32x8) -> i32x8 {
+        cast(x)
+    }
+
+    #[inline(always)]
+    fn from_bits(self, x: i32x8) -> f32x8 {
+        cast(x)
+    }
+
+    #[inline(always)]
+    fn add_i32(self, a: i32x8, b: i32x8) -> i32x8 {
+        a + b
+    }
+
+    #[inline(always)]
+    fn and(self, a: i32x8, b: i32x8) -> i32x8 {
+        a & b
+    }
+
+    #[inline(always)]
+    fn or(self, a: i32x8, b: i32x8) -> i32x8 {
+        a | b
+    }
+
+    #[inline(always)]
+    fn shl<const N: u32>(self, x: i32x8) -> i32x8 {
+        x << N
+    }
+
+    #[inline(always)]
+    fn gt_i32(self, a: i32x8, b: i32x8) -> f32x8 {
+        cast(a.simd_gt(b))
+    }
+
+    #[inline(always)]
+    fn interleave(self, a: f32x8, b: f32x8) -> [f32x8; 2] {
+        let (a, b) = (a.to_array(), b.to_array());
+        let half = |from: usize| {
+            let mut out = [0.0; LANES];
+            for i in 0..LANES / 2 {
+                out[2 * i] = a[from + i];
+                out[2 * i + 1] = b[from + i];
+            }
+            f32x8::new(out)
+        };
+        [half(0), half(LANES / 2)]
+    }
+
+    #[inline(always)]
+    fn deinterleave(self, a: f32x8, b: f32x8) -> [f32x8; 2] {
+        let (a, b) = (a.to_array(), b.to_array());
+        let half = |from: usize| {
+            let mut out = [0.0; LANES];
+            for i in 0..LANES / 2 {
+                out[i] = a[from + 2 * i];
+                out[LANES / 2 + i] = b[from + 2 * i];
+            }
+            f32x8::new(out)
+        };
+        [half(0), half(1)]
+    }
+
+    #[inline(always)]
+    fn sum_lanes(self, x: [f32x8; 4]) -> [f32; 4] {
+        x.map(f32x8::reduce_add)
+    }
+
+    #[inline(always)]
+    fn prefetch(self, _at: *const bf16) {}
+}
+
+#[cfg(target_feature = "avx")]
+backend! {
+    Portable;
+    pack: scalar;
+    c1: _ => 6 x 2;
+    c2: 2;
+    asking: 32;
+    chains: 12;
+}
+
+#[cfg(not(target_feature = "avx"))]
+backend! {
+    Portable;
+    pack: scalar;
+    c1: _ => 4 x 1;
+    c2: 1;
+    asking: 32;
+    chains: 6;
+}

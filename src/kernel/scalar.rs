@@ -1,0 +1,61 @@
+//! What every backend does alike, element by element.
+//!
+//! These functions are inlined into each backend's feature-gated callers, so
+//! that the compiler vectorises them with that backend's instructions.
+
+use core::ops::Range;
+
+use half::bf16;
+
+use crate::format::{self, Row};
+use crate::tile::QPanel;
+
+/// A row as it is stored, rounded to BF16: [`super::Kernel::widen`].
+#[inline(always)]
+pub fn widen_row<S>(_simd: S, row: &Row<'_>, out: &mut [bf16]) {
+    format::widen(row, out);
+}
+
+/// Packs query rows into a panel: [`super::Kernel::pack_q`].
+#[inline(always)]
+pub fn pack_q<const D_QK: usize>(
+    _simd: impl Copy,
+    rows: &[&[bf16]],
+    negate: bool,
+    panel: &mut QPanel,
+) {
+    let sign = if negate { 0x8000_8000 } else { 0 };
+    for (r, row) in rows.iter().enumerate() {
+        for (pair, out) in row[..D_QK].as_chunks().0.iter().zip(&mut panel.0) {
+            out[r] = join(*pair) ^ sign;
+        }
+    }
+    for out in &mut panel.0[..D_QK / 2] {
+        out[rows.len()..].fill(0);
+    }
+}
+
+/// Two neighbours in one lane, the even one in the low half.
+#[inline(always)]
+pub const fn join([even, odd]: [bf16; 2]) -> u32 {
+    even.to_bits() as u32 | (odd.to_bits() as u32) << 16
+}
+
+/// Whether some columns of values are finite. Asked where a product isn't: that may be a query's doing, or O's own.
+#[cold]
+pub fn finite<'a>(mut values: impl Iterator<Item = &'a [bf16]>, columns: &Range<usize>) -> bool {
+    const INFINITY: u16 = bf16::INFINITY.to_bits();
+    values.all(|row| {
+        // A row at once, which the compiler vectorises.
+        let wrong = |x: &bf16| x.to_bits() & INFINITY == INFINITY;
+        let row = row[columns.clone()].iter();
+        !row.fold(false, |any, x| any | wrong(x))
+    })
+}
+
+/// The element of a pair that belongs to key `k`.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "takes one half")]
+pub const fn half_of(pair: u32, k: usize) -> u16 {
+    (pair >> (16 * (k % 2))) as u16
+}

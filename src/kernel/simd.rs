@@ -1,0 +1,309 @@
+//! Vectors of FP32: what an instruction set must offer for the kernels that are
+//! written once ([`super::v1`], [`super::fp32`]).
+//!
+//! All of them are inlined into a backend's feature-gated functions. Arrays of
+//! vectors are filled by loops, never by `map` or `from_fn`: a closure that isn't
+//! inlined would lack the features and hand vectors over by way of memory.
+
+use bytemuck::Pod;
+use half::bf16;
+
+use super::{Close, Maxima, Softmax, softmax};
+use crate::bits::{Increment, NAN};
+use crate::tile::{L0a, OStrip, RowState, STRIP, STile};
+
+/// The vectors of an instruction set.
+///
+/// Implementors are capability tokens: holding one proves that the processor has
+/// the instructions.
+#[expect(
+    clippy::wrong_self_convention,
+    reason = "self is the proof that the processor has the instructions"
+)]
+pub trait Simd: Copy {
+    /// A vector's numbers in memory: an array of `f32`.
+    type Lanes: Pod;
+    /// Numbers.
+    type F32: Copy;
+    /// Their bits, or integers.
+    type I32: Copy;
+    /// A truth value per lane.
+    type Mask: Copy;
+
+    /// Numbers of a vector.
+    const LANES: usize = size_of::<Self::Lanes>() / size_of::<f32>();
+    /// Vector registers, which decide how large a register tile may be.
+    const REGISTERS: usize;
+
+    /// The same number everywhere.
+    fn splat(self, x: f32) -> Self::F32;
+    /// Reads a vector.
+    fn load(self, from: &Self::Lanes) -> Self::F32;
+    /// Writes a vector.
+    fn store(self, x: Self::F32, to: &mut Self::Lanes);
+    /// `a + b`
+    fn add(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `a - b`
+    fn sub(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `a * b`
+    fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `a * b + c`, rounded once where the processor can.
+    fn mul_add(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
+    /// The larger one; `b` where `a` is NaN.
+    fn max(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `a < b`, or either is NaN.
+    fn not_ge(self, a: Self::F32, b: Self::F32) -> Self::Mask;
+    /// `yes` where the mask holds, `no` elsewhere.
+    fn select(self, mask: Self::Mask, yes: Self::F32, no: Self::F32) -> Self::F32;
+    /// Bits `v * LANES` and up: the rows of vector `v` of a panel's 64.
+    fn mask_of(self, rows: u64, v: usize) -> Self::Mask;
+
+    /// The same integer everywhere.
+    fn splat_i32(self, x: i32) -> Self::I32;
+    /// Reads the pairs that begin a row, which has no alignment but its own: `LANES` of
+    /// them.
+    fn load_pairs(self, row: &[bf16]) -> Self::I32;
+    /// A number's bits.
+    fn to_bits(self, x: Self::F32) -> Self::I32;
+    /// The number of these bits.
+    fn from_bits(self, x: Self::I32) -> Self::F32;
+    /// `a + b`, wrapping.
+    fn add_i32(self, a: Self::I32, b: Self::I32) -> Self::I32;
+    /// `a & b`
+    fn and(self, a: Self::I32, b: Self::I32) -> Self::I32;
+    /// `a | b`
+    fn or(self, a: Self::I32, b: Self::I32) -> Self::I32;
+    /// `x << N`
+    fn shl<const N: u32>(self, x: Self::I32) -> Self::I32;
+    /// `a > b`
+    fn gt_i32(self, a: Self::I32, b: Self::I32) -> Self::Mask;
+
+    /// `a0 b0 a1 b1 ...`, in two vectors.
+    fn interleave(self, a: Self::F32, b: Self::F32) -> [Self::F32; 2];
+    /// The elements of even index in `a` and then `b`, and those of odd index.
+    fn deinterleave(self, a: Self::F32, b: Self::F32) -> [Self::F32; 2];
+    /// The sum of each vector's lanes.
+    fn sum_lanes(self, x: [Self::F32; 4]) -> [f32; 4];
+    /// Asks for the line of memory at an address, which need not be one.
+    fn prefetch(self, at: *const bf16);
+
+    /// The same for one that is needed a good while later, and so doesn't have to come closer than L2.
+    #[inline(always)]
+    fn prefetch_far(self, at: *const bf16) {
+        self.prefetch(at);
+    }
+
+    /// `2^t`; zero below `2^-126`, NaN for NaN.
+    #[inline(always)]
+    fn exp2(self, t: Self::F32) -> Self::F32 {
+        // Adding 1.5 * 2^23 rounds to an integer, which is then the low bits.
+        const ROUND: f32 = 12_582_912.0;
+        let round = self.splat(ROUND);
+        let shifted = self.add(t, round);
+        let y = self.exp2_fraction(self.sub(t, self.sub(shifted, round)));
+        // The paper's lemma: times 2^j is an addition to the exponent, and t >= -126
+        // keeps it within the lemma's premise. The bits of ROUND are shifted out.
+        let j = self.shl::<23>(self.to_bits(shifted));
+        let scaled = self.from_bits(self.add_i32(self.to_bits(y), j));
+        let flushed = self.not_ge(t, self.splat(EXP2_MIN));
+        let nan = self.not_ge(t, self.splat(f32::NEG_INFINITY));
+        let rest = self.select(nan, t, self.splat(0.0));
+        self.select(flushed, rest, scaled)
+    }
+
+    /// [`softmax::advance`] of all rows.
+    #[inline(always)]
+    fn advance(self, call: &Softmax<'_>, max: &Maxima, state: &mut RowState) -> softmax::Bases {
+        let mut bases = softmax::Bases::NONE;
+        softmax::advance(call, 0..call.rows, max, state, &mut bases);
+        bases
+    }
+
+    /// The first pairs of keys of [`softmax::softmax`]'s vector `v` in exact mode with P in one part, faster, and how many. `bases` are
+    /// the largest score and its offset; the block is a new one.
+    #[inline(always)]
+    #[expect(clippy::too_many_arguments, reason = "all that V1 goes by")]
+    fn exponentiate<K: softmax::Keep<Self>>(
+        self,
+        _keep: K,
+        _call: &Softmax<'_>,
+        _bases: [Self::F32; 2],
+        _v: usize,
+        _s: &STile,
+        _p: &mut L0a,
+        _block: &mut softmax::Block<Self>,
+        _beside: &mut impl FnMut(),
+    ) -> usize {
+        0
+    }
+
+    /// `2^r` for `|r| <= 1/2`.
+    #[inline(always)]
+    fn exp2_fraction(self, r: Self::F32) -> Self::F32 {
+        let mut y = self.splat(EXP2[4]);
+        for c in [EXP2[3], EXP2[2], EXP2[1], EXP2[0], 1.0] {
+            y = self.mul_add(y, r, self.splat(c));
+        }
+        y
+    }
+
+    /// [`crate::bits::add_increment_f32`] on every lane, off the multiply ports.
+    #[inline(always)]
+    fn add_increment(self, x: Self::F32, increment: i32) -> Self::F32 {
+        const MIN_NORMAL: i32 = 0x0080_0000;
+        const INFINITY: i32 = 0x7f80_0000;
+        let zero = self.splat(0.0);
+        let infinity = self.splat_i32(INFINITY);
+        let bits = self.to_bits(x);
+        let magnitude = self.and(bits, self.splat_i32(i32::MAX));
+        let sign = self.and(bits, self.splat_i32(i32::MIN));
+        let moved = self.add_i32(magnitude, self.splat_i32(increment));
+        let below_normal = self.splat_i32(MIN_NORMAL - 1);
+        let moved = if increment > 0 {
+            // The sum may pass i32::MAX: compared before it is made.
+            let over = self.gt_i32(magnitude, self.splat_i32(INFINITY - increment));
+            let moved = self.select(over, self.from_bits(infinity), self.from_bits(moved));
+            self.select(self.gt_i32(magnitude, below_normal), moved, zero)
+        } else {
+            let normal = self.gt_i32(moved, below_normal);
+            self.select(normal, self.from_bits(moved), zero)
+        };
+        let signed = self.from_bits(self.or(self.to_bits(moved), sign));
+        self.select(self.gt_i32(infinity, magnitude), signed, x)
+    }
+}
+
+/// `2^r - 1 = r * (C[0] + r * (C[1] + ...))` for `|r| <= 1/2`: relative error of
+/// `2^r` below 9.2e-8 before rounding (Remez, constrained to be exact at 0):
+/// 0.693147, 0.240222, 0.0555073, 0.00967151, 0.00132647.
+pub const EXP2: [f32; 5] = [
+    f32::from_bits(0x3f31_7215),
+    f32::from_bits(0x3e75_fcde),
+    f32::from_bits(0x3d63_5ba9),
+    f32::from_bits(0x3c1e_7544),
+    f32::from_bits(0x3aad_dd0a),
+];
+
+/// Probabilities below 2^-126 are flushed to zero, as the dot instructions do.
+pub const EXP2_MIN: f32 = -126.0;
+
+/// The vectors of a row of numbers.
+#[inline(always)]
+pub fn lanes<S: Simd>(row: &[f32]) -> &[S::Lanes] {
+    bytemuck::cast_slice(row)
+}
+
+/// The vectors of a row of numbers, to be written.
+#[inline(always)]
+pub fn lanes_mut<S: Simd>(row: &mut [f32]) -> &mut [S::Lanes] {
+    bytemuck::cast_slice_mut(row)
+}
+
+/// The vectors of a row of pairs.
+#[inline(always)]
+pub fn pairs<S: Simd>(row: &[u32]) -> &[S::Lanes] {
+    bytemuck::cast_slice(row)
+}
+
+#[cfg_attr(
+    not(all(target_arch = "x86_64", target_feature = "sse2")),
+    allow(dead_code, reason = "for backends of other processors")
+)]
+/// The vectors of a row of pairs, to be written.
+#[inline(always)]
+pub fn pairs_mut<S: Simd>(row: &mut [u32]) -> &mut [S::Lanes] {
+    bytemuck::cast_slice_mut(row)
+}
+
+/// The numbers of even index of pairs.
+#[inline(always)]
+pub fn even<S: Simd>(simd: S, pairs: S::I32) -> S::F32 {
+    simd.from_bits(simd.shl::<16>(pairs))
+}
+
+/// The numbers of odd index of pairs.
+#[inline(always)]
+pub fn odd<S: Simd>(simd: S, pairs: S::I32) -> S::F32 {
+    simd.from_bits(simd.and(pairs, simd.splat_i32(0xffff_0000_u32.cast_signed())))
+}
+
+/// Both.
+#[inline(always)]
+pub fn split<S: Simd>(simd: S, pairs: S::I32) -> [S::F32; 2] {
+    [even(simd, pairs), odd(simd, pairs)]
+}
+
+/// [`super::Kernel::rescale`].
+#[inline(always)]
+pub fn rescale<S: Simd>(simd: S, xs: &mut [f32], increment: Increment) {
+    let whole = xs.len() / S::LANES * S::LANES;
+    let (chunks, rest) = xs.split_at_mut(whole);
+    for chunk in lanes_mut::<S>(chunks) {
+        let x = simd.add_increment(simd.load(chunk), increment.bits());
+        simd.store(x, chunk);
+    }
+    crate::bits::add_increment_f32_slice(rest, increment);
+}
+
+/// [`super::Kernel::close`], where `permuted` says whether C2 keeps O's columns by even and odd ones of two
+/// vectors.
+#[inline(always)]
+pub fn close<S: Simd>(
+    simd: S,
+    permuted: bool,
+    call: &Close<'_>,
+    earlier: Option<&OStrip>,
+    o: &mut OStrip,
+    mut put: impl FnMut(usize, &[f32; STRIP]),
+) {
+    for (r, o) in call.rows.clone().zip(&mut o[call.rows.clone()]) {
+        let scaled = call.factor[r] != 1.0;
+        let factor = simd.splat(call.factor[r]);
+        let inverse = simd.splat(call.inverse.map_or(1.0, |inverse| inverse[r]));
+        let [before, own] = call.moves[r].map(Increment::bits);
+        for (i, pair) in lanes_mut::<S>(o)
+            .as_chunks_mut::<2>()
+            .0
+            .iter_mut()
+            .enumerate()
+        {
+            let mut x = [simd.load(&pair[0]), simd.load(&pair[1])];
+            for (j, x) in x.iter_mut().enumerate() {
+                if scaled {
+                    *x = product(simd, *x, factor);
+                }
+                if let Some(earlier) = earlier {
+                    let earlier = simd.load(&lanes::<S>(&earlier[r])[2 * i + j]);
+                    *x = simd.add(moved(simd, earlier, before), moved(simd, *x, own));
+                }
+                if call.inverse.is_some() {
+                    *x = product(simd, *x, inverse);
+                }
+            }
+            if permuted && call.settle {
+                x = simd.interleave(x[0], x[1]);
+            }
+            simd.store(x[0], &mut pair[0]);
+            simd.store(x[1], &mut pair[1]);
+        }
+        put(r, o);
+    }
+}
+
+/// Most rows don't move: nothing to add then.
+#[inline(always)]
+fn moved<S: Simd>(simd: S, x: S::F32, increment: i32) -> S::F32 {
+    if increment == 0 {
+        x
+    } else {
+        simd.add_increment(x, increment)
+    }
+}
+
+/// With one NaN for all.
+#[inline(always)]
+fn product<S: Simd>(simd: S, a: S::F32, b: S::F32) -> S::F32 {
+    let product = simd.mul(a, b);
+    let nan = simd.not_ge(product, product);
+    simd.select(nan, simd.splat(NAN), product)
+}
