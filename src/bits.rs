@@ -380,10 +380,7 @@ pub fn mul_pow2_f16_slice(xs: &mut [u16], n: i32) {
 pub(crate) const HEADROOM: f32 = 3.0;
 
 /// `from - to` for integers held in FP32, clamped to what FP32 can be scaled by.
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "clamped to a small range first"
-)]
+#[expect(clippy::cast_possible_truncation, reason = "clamped to a small range first")]
 pub(crate) fn difference(from: f32, to: f32) -> i32 {
     if from == to {
         // Also keeps inf - inf from becoming NaN.

@@ -33,11 +33,7 @@
 //! # Ok::<(), amla::Error>(())
 //! ```
 #![no_std]
-#![deny(
-    clippy::cast_possible_truncation,
-    clippy::cast_possible_wrap,
-    clippy::cast_sign_loss
-)]
+#![deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)]
 
 pub mod ascend;
 mod attend;

@@ -202,10 +202,7 @@ fn lying(rows: &[&[bf16]], columns: usize) -> Option<Lying> {
 }
 
 /// V1, and P as C2 takes it.
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn softmax(kernel: Amx, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
     let steps = call.rows.div_ceil(LANES) * call.keys.div_ceil(2);
     let mut ahead = Ahead::of(call.next, steps);
@@ -226,18 +223,12 @@ fn softmax(kernel: Amx, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut 
     }
 }
 
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn rescale(zmm: Zmm, xs: &mut [f32], increment: Increment) {
     simd::rescale(zmm, xs, increment);
 }
 
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn close(
     zmm: Zmm,
     call: &Close<'_>,

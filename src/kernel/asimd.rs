@@ -1,8 +1,5 @@
 //! The vectors of Advanced SIMD, NEON's 128-bit registers, for the backends on them.
-#![allow(
-    unsafe_code,
-    reason = "feature-gated intrinsics, loads, stores and prefetches"
-)]
+#![allow(unsafe_code, reason = "feature-gated intrinsics, loads, stores and prefetches")]
 
 use core::arch::aarch64::*;
 use core::arch::asm;

@@ -13,10 +13,7 @@
 //! less than sums of 576; its tiles end a few keys at a time (`docs/adr/0027`). C2 (`c2`) begins with zeros, to
 //! which O comes in the end, and holds one strip of V (24 KiB) in L1d while all rows pass over it, the first of
 //! which pack it. Peak: 64 FLOP per dot, at the rate that [`dot_loop`] measures.
-#![allow(
-    unsafe_code,
-    reason = "pointer loads and feature-gated calls of the micro-kernels"
-)]
+#![allow(unsafe_code, reason = "pointer loads and feature-gated calls of the micro-kernels")]
 #![allow(
     clippy::needless_range_loop,
     reason = "counted loops unroll early, so that accumulators become registers"
@@ -266,10 +263,7 @@ impl Kernel for Avx512Bf16 {
 }
 
 /// Rows across the lanes, or for few rows one after the other.
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn pack_q<const D_QK: usize>(zmm: Zmm, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
     if rows.len() <= few::C1_ROWS {
         few::pack_q::<D_QK>(rows, negate, panel);
@@ -280,10 +274,7 @@ fn pack_q<const D_QK: usize>(zmm: Zmm, rows: &[&[bf16]], negate: bool, panel: &m
 
 /// C1: all keys of the block over one chunk of the Q panel, `q`, then over the next. Not for each width anew:
 /// the compiler would gain nothing from knowing it.
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn qk<const KEYS: usize, const VECS: usize, const GROUP: usize>(
     zmm: Zmm,
     q: &[[u32; PANEL_ROWS]],
@@ -347,10 +338,7 @@ impl<const KEYS: usize> KeyTile<'_, KEYS> {
     ///
     /// With the last chunk the scores are whole, and `max` keeps up with the largest of each row.
     #[inline]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn qk<const VECS: usize, const GROUP: usize>(
         &self,
         q: &[[u32; PANEL_ROWS]],
@@ -388,10 +376,7 @@ impl<const KEYS: usize> KeyTile<'_, KEYS> {
     /// The last pairs of the keys from `G * GROUP` on, and what becomes of their sums. `G` is a constant for all
     /// accumulators to be indexed by constants, as they have to be in registers.
     #[inline]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn end<const VECS: usize, const GROUP: usize, const G: usize>(
         &self,
         q: &[[u32; PANEL_ROWS]],
@@ -443,10 +428,7 @@ impl<const KEYS: usize> KeyTile<'_, KEYS> {
 
 /// `acc[key][row] += sum over pairs of k[key][pair] . q[pair][row]`, keys from `column` on.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn accumulate<const KEYS: usize, const VECS: usize>(
     q: &[[u32; PANEL_ROWS]],
     keys: &[&[bf16]; KEYS],
@@ -470,27 +452,18 @@ fn accumulate<const KEYS: usize, const VECS: usize>(
 }
 
 /// V1, with the processor's own conversion and dots.
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn softmax(kernel: Avx512Bf16, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
     let keep = Pairs::<Blocked>(Blocked(kernel.dots));
     softmax::softmax(kernel.zmm, keep, call, s, p, state, || ());
 }
 
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn rescale(zmm: Zmm, xs: &mut [f32], increment: Increment) {
     simd::rescale(zmm, xs, increment);
 }
 
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn close(
     zmm: Zmm,
     call: &Close<'_>,
@@ -501,10 +474,7 @@ fn close(
     simd::close(zmm, false, call, earlier, o, put);
 }
 
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn dot_loop(iterations: u64) -> u64 {
     const CHAINS: usize = 24;
     let mut acc = [_mm512_setzero_ps(); CHAINS];
@@ -519,20 +489,14 @@ fn dot_loop(iterations: u64) -> u64 {
 }
 
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn load(x: &[f32; LANES]) -> __m512 {
     // SAFETY: 16 f32 are 64 bytes; no alignment needed.
     unsafe { _mm512_loadu_ps(x.as_ptr()) }
 }
 
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn store(to: &mut [f32; LANES], x: __m512) {
     // SAFETY: 16 f32 are 64 bytes; no alignment needed.
     unsafe { _mm512_storeu_ps(to.as_mut_ptr(), x) }

@@ -172,21 +172,13 @@ mod x86 {
 
     /// AMX-TILE and AMX-BF16, with the operating system saving tiles and letting this process use them, and what
     /// [`has_avx512_bf16`] asks for.
-    #[cfg(all(
-        target_os = "linux",
-        target_pointer_width = "64",
-        not(amla_tiles = "small")
-    ))]
+    #[cfg(all(target_os = "linux", target_pointer_width = "64", not(amla_tiles = "small")))]
     pub fn has_amx() -> bool {
         features() & AMX != 0 && super::tiles::permitted()
     }
 
     /// The same after asking the operating system to let this process.
-    #[cfg(all(
-        target_os = "linux",
-        target_pointer_width = "64",
-        not(amla_tiles = "small")
-    ))]
+    #[cfg(all(target_os = "linux", target_pointer_width = "64", not(amla_tiles = "small")))]
     pub fn permit_amx() -> bool {
         features() & AMX != 0 && super::tiles::permit()
     }
@@ -288,10 +280,7 @@ mod x86 {
 
 #[cfg(all(
     test,
-    any(
-        target_arch = "aarch64",
-        all(target_arch = "x86_64", target_feature = "sse2")
-    )
+    any(target_arch = "aarch64", all(target_arch = "x86_64", target_feature = "sse2"))
 ))]
 mod tests {
     extern crate std;

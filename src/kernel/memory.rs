@@ -1,8 +1,5 @@
 //! What the compiler must be told about the workspace's memory, and about references to rows.
-#![allow(
-    unsafe_code,
-    reason = "a marker trait, and views of memory as other types"
-)]
+#![allow(unsafe_code, reason = "a marker trait, and views of memory as other types")]
 
 use half::bf16;
 

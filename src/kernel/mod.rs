@@ -47,11 +47,7 @@ mod avx512;
 mod avx512bf16;
 #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
 mod neon;
-#[cfg(all(
-    target_arch = "aarch64",
-    target_feature = "neon",
-    not(amla_tiles = "small")
-))]
+#[cfg(all(target_arch = "aarch64", target_feature = "neon", not(amla_tiles = "small")))]
 mod neonbf16;
 #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
 mod zmm;

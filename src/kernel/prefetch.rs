@@ -52,11 +52,7 @@ impl<'a> Ahead<'a> {
     #[cfg_attr(
         not(any(
             all(target_arch = "x86_64", target_feature = "sse2"),
-            all(
-                target_arch = "aarch64",
-                target_feature = "neon",
-                not(amla_tiles = "small")
-            )
+            all(target_arch = "aarch64", target_feature = "neon", not(amla_tiles = "small"))
         )),
         allow(dead_code, reason = "for backends of other processors")
     )]

@@ -58,10 +58,7 @@ impl Zmm {
     /// [`prefetch_far`](Simd::prefetch_far), where the compiler can't move it to another: between what `x` comes from and what
     /// comes from it; `x` comes back as it is.
     #[inline]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bw,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
     pub fn prefetch_between(self, at: *const bf16, mut x: __m512) -> __m512 {
         // SAFETY: a prefetch touches no memory as far as the program can tell.
         unsafe {
@@ -78,10 +75,7 @@ impl Zmm {
     /// A fence for the compiler, without an instruction: it moves no load or request across, nor what makes accumulators or is made of
     /// them. Otherwise it loads more at once than registers hold, and keeps it on the stack.
     #[inline]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bw,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
     pub fn apart<const N: usize>(self, acc: &mut [__m512; N]) {
         for acc in acc {
             // SAFETY: there is no instruction.
@@ -164,10 +158,7 @@ impl Zmm {
     }
 
     #[inline]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bw,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
     fn still<const N: usize>(self, x: &mut [__m512; N]) {
         for x in x {
             // SAFETY: there is no instruction.
@@ -418,10 +409,7 @@ pub fn widen_row(zmm: Zmm, row: &Row<'_>, out: &mut [bf16]) {
 
 /// [`super::Kernel::pack_q`]: pairs x rows.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 pub fn pack_q<const D_QK: usize>(zmm: Zmm, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
     transpose_q::<false>(zmm, D_QK, rows, negate, panel);
     for out in &mut panel.0[..D_QK / 2] {
@@ -432,10 +420,7 @@ pub fn pack_q<const D_QK: usize>(zmm: Zmm, rows: &[&[bf16]], negate: bool, panel
 /// Transposes 16 rows x 16 feature pairs at a time, across the panel, and asks for the rows' lines that come
 /// then: the processor doesn't see through 64 streams. With `PIECES` what is transposed at once, 16 x 16, is one piece in
 /// the place of those pairs, and otherwise lies in its rows. Not for each width anew.
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 #[inline(never)]
 pub fn transpose_q<const PIECES: bool>(
     zmm: Zmm,
@@ -483,10 +468,7 @@ pub fn transpose_q<const PIECES: bool>(
 /// Loops are counted and indices computed so that all of it unrolls into
 /// registers.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 pub fn transpose(x: &mut [__m512i; LANES]) {
     for i in 0..8 {
         let (a, b) = (x[i], x[i + 8]);
@@ -517,10 +499,7 @@ pub fn transpose(x: &mut [__m512i; LANES]) {
 }
 
 /// Interleaves values into strips: [`super::Kernel::pack_v`].
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 pub fn pack_v<const D_V: usize>(
     zmm: Zmm,
     values: &[&[bf16]],
@@ -554,10 +533,7 @@ pub struct Interleaved {
 impl Interleaved {
     /// Nothing yet.
     #[inline]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bw,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
     pub fn new() -> Self {
         Self {
             indices: interleave_indices(),
@@ -567,10 +543,7 @@ impl Interleaved {
 
     /// Puts a strip of a pair's columns, from that one on; zeros where it has no second key.
     #[inline]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bw,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
     pub fn put(&mut self, pair: &[&[bf16]], column: usize, out: &mut [u32; STRIP]) {
         const MAGNITUDE: i16 = 0x7fff;
         let [low, high] = self.indices;
@@ -594,10 +567,7 @@ impl Interleaved {
 
     /// Whether all was.
     #[inline]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bw,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
     pub fn finite(&self) -> bool {
         _mm512_cmpge_epu16_mask(self.largest, _mm512_set1_epi16(0x7f80)) == 0
     }
@@ -605,10 +575,7 @@ impl Interleaved {
 
 /// How `vpermt2w` interleaves two rows' 32 words: the first 16 pairs, and the others.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 pub fn interleave_indices() -> [__m512i; 2] {
     const INTERLEAVE: [[u16; 32]; 2] = {
         let mut index = [[0; 32]; 2];
@@ -627,10 +594,7 @@ pub fn interleave_indices() -> [__m512i; 2] {
 }
 
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 pub fn load_words(x: &[u16; 2 * LANES]) -> __m512i {
     // SAFETY: 32 u16 are 64 bytes; no alignment needed.
     unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
@@ -638,10 +602,7 @@ pub fn load_words(x: &[u16; 2 * LANES]) -> __m512i {
 
 /// The first 16 pairs of a row.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 pub fn load_row(row: &[bf16]) -> __m512i {
     let pairs: &[bf16; 2 * LANES] = &row.as_chunks().0[0];
     // SAFETY: 32 bf16 are 64 bytes; no alignment needed.
@@ -649,10 +610,7 @@ pub fn load_row(row: &[bf16]) -> __m512i {
 }
 
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 pub fn store_pairs(to: &mut [u32; LANES], x: __m512i) {
     // SAFETY: 16 u32 are 64 bytes; no alignment needed.
     unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), x) }

@@ -15,10 +15,7 @@ const SQUARE: usize = 2 * SIDE;
 
 /// Puts P where tiles of it are rows x pairs: transposes each 16 x 16 of its pairs x rows where it lies, with zeros for
 /// pairs behind the last.
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 pub fn transpose_p(p: &mut PTile, row_tiles: usize, keys: usize) {
     let pairs = keys.div_ceil(2);
     p.0[pairs..pairs.next_multiple_of(SIDE)].fill([0; _]);
@@ -40,10 +37,7 @@ pub fn transpose_p(p: &mut PTile, row_tiles: usize, keys: usize) {
 }
 
 /// [`Kernel::pack_v`]: strips end in whole tiles.
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 pub fn pack_v<const D_V: usize>(
     zmm: Zmm,
     values: &[&[bf16]],
@@ -58,10 +52,7 @@ pub fn pack_v<const D_V: usize>(
 }
 
 /// Over packed values: [`Kernel::pv`].
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 #[inline(never)]
 pub fn pv(kernel: Amx, call: &Pv<'_>, p: &L0a, v: &[VBuffer; 3], o: &mut [OStrip]) {
     let c2 = C2::new(kernel, call, p);
@@ -74,10 +65,7 @@ pub fn pv(kernel: Amx, call: &Pv<'_>, p: &L0a, v: &[VBuffer; 3], o: &mut [OStrip
 
 /// Over values as they lie, for one panel: [`Kernel::pv_direct`]. Half of a block at a time, so that L1d holds a strip of
 /// it as it lies, packed in `v`, and what it is multiplied by.
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 #[inline(never)]
 pub fn pv_direct(
     kernel: Amx,
@@ -163,10 +151,7 @@ impl<'a> C2<'a> {
     }
 
     /// Adds the increments of rows that have one to a strip of O, where there are any.
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bw,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
     pub fn rescale(&self, o: &mut OStrip) {
         let Some(increment) = self.call.increment else {
             return;
@@ -180,10 +165,7 @@ impl<'a> C2<'a> {
     }
 
     /// Some keys, of which `v` holds the values; the first come with the rescale.
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bw,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
     fn strip(&self, v: &[[u32; STRIP]], keys: Range<usize>, asks: &mut Asks<'_>, o: &mut OStrip) {
         let Self { call, p, .. } = *self;
         if keys.start == 0 {
@@ -247,10 +229,7 @@ impl<'a> C2<'a> {
 
     /// What rounding took from each row's largest P, times that key's value, if it is among these keys.
     #[inline]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bw,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
     pub fn add_residuals(
         &self,
         value: impl Fn(usize) -> [__m512; STRIP / LANES],
@@ -275,10 +254,7 @@ impl<'a> C2<'a> {
 
 /// A key's part of a packed strip.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 pub fn packed_value(v: &[[u32; STRIP]], key: usize) -> [__m512; STRIP / LANES] {
     let pairs: &[[u32; LANES]; STRIP / LANES] = &v[key / 2].as_chunks().0.as_chunks().0[0];
     pairs.each_ref().map(|pairs| {
@@ -292,10 +268,7 @@ pub fn packed_value(v: &[[u32; STRIP]], key: usize) -> [__m512; STRIP / LANES] {
 
 /// The same of a value as it lies.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 pub fn lying_value(value: &[bf16], column: usize) -> [__m512; STRIP / LANES] {
     let value = &value[column..][..STRIP];
     let [a, b] = [load_row(value), load_row(&value[2 * LANES..])];
@@ -310,10 +283,7 @@ pub fn lying_value(value: &[bf16], column: usize) -> [__m512; STRIP / LANES] {
 
 /// Interleaves a strip of values; zero where a pair has no second key, and up to whole tiles. Returns whether
 /// they are finite.
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 fn pack_strip(values: &[&[bf16]], column: usize, v: &mut [[u32; STRIP]]) -> bool {
     let mut interleaved = Interleaved::new();
     for (pair, v) in values.chunks(2).zip(&mut *v) {
@@ -325,10 +295,7 @@ fn pack_strip(values: &[&[bf16]], column: usize, v: &mut [[u32; STRIP]]) -> bool
 }
 
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 pub fn load_u32(x: &[u32; LANES]) -> __m512i {
     // SAFETY: 16 u32 are 64 bytes; no alignment needed.
     unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }

@@ -51,10 +51,7 @@ impl Values<'_> {
     }
 
     /// A strip of a key's.
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bw,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
     fn value(self, key: usize, strip: usize) -> [__m512; STRIP / LANES] {
         match self {
             Values::Rows(rows) => lying_value(rows[key], strip * STRIP),
@@ -84,10 +81,7 @@ impl Values<'_> {
 }
 
 /// [`Kernel::pv`] and [`Kernel::pv_direct`].
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 #[inline(never)]
 pub fn pv(
     kernel: Amx,
@@ -177,10 +171,7 @@ pub fn pv(
 }
 
 /// Spreads pairs of P, rows x pairs as [`transpose_p`](super::c2::transpose_p) leaves them, from key `first` on.
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 fn spread(p: &PTile, first: usize, out: &mut [Spread]) {
     let groups = p.0[first / 2..].as_chunks::<SIDE>().0;
     for (p, out) in groups.iter().zip(out) {
@@ -201,10 +192,7 @@ fn spread(p: &PTile, first: usize, out: &mut [Spread]) {
 
 /// Whether values may be: one that isn't makes no finite sum with any row, not even with a P of zero. A row whose P
 /// isn't is alone with that.
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 fn finite(zmm: Zmm, sums: &[[[f32; SIDE]; SIDE]; 4], rows: usize) -> bool {
     let mut columns = [!0; 4];
     for r in 0..rows {
@@ -217,10 +205,7 @@ fn finite(zmm: Zmm, sums: &[[[f32; SIDE]; SIDE]; 4], rows: usize) -> bool {
 }
 
 /// Adds the sums of even and odd columns to O.
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 fn add(zmm: Zmm, sums: &[[[f32; SIDE]; SIDE]; 4], o: &mut [[f32; STRIP]]) {
     let [even, odd, more_even, more_odd] = sums;
     for (r, o) in o.iter_mut().enumerate() {

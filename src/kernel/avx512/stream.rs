@@ -57,19 +57,13 @@ const _: () = assert!(STREAM_KEYS >= BLOCK_KEYS + KEYS + LONG * KEYS + GAP);
 const _: () = assert!(LINE == 2 * LANES);
 
 /// [`Kernel::pack_stream_q`](crate::kernel::Kernel::pack_stream_q).
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 pub fn pack_q(zmm: Zmm, d_qk: usize, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
     fp32::few::pack_q(zmm, d_qk, rows, negate, panel);
 }
 
 /// [`Kernel::stream`](crate::kernel::Kernel::stream).
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 pub fn stream<const D_QK: usize, const D_V: usize>(
     zmm: Zmm,
     call: &Softmax<'_>,
@@ -128,10 +122,7 @@ impl<'a, W: Widths> Call<'a, W> {
 
     /// All stages of the keys from one on, in steps as the rows need them.
     #[inline]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bw,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
     fn stream(
         &self,
         call: &Softmax<'_>,
@@ -149,10 +140,7 @@ impl<'a, W: Widths> Call<'a, W> {
     }
 
     /// The same in steps of so many vectors of keys.
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bw,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
     fn steps<const VECTORS: usize>(
         &self,
         call: &Softmax<'_>,
@@ -229,10 +217,7 @@ impl<'a, W: Widths> Call<'a, W> {
 
 /// V1: nothing is rounded.
 #[inline(never)]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 fn softmax<const VECTORS: usize>(
     zmm: Zmm,
     call: &Softmax<'_>,
@@ -273,10 +258,7 @@ impl<W> Ask<1> for Step<'_, W> {
 impl<W: Widths> Step<'_, W> {
     /// C1: scores of the `N` rows from `row` on, `K` keys at a time; for each pair of those a row to come is asked for.
     #[inline(never)]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bw,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
     fn qk<const N: usize, const K: usize, const VECTORS: usize>(
         &self,
         row: usize,
@@ -339,10 +321,7 @@ impl<W: Widths> Step<'_, W> {
     /// and adds those to them in which values aren't finite. Such a V makes no row's O finite, since 0 times it is NaN: the
     /// first row of all tells where to look.
     #[inline(never)]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bw,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
     fn pv<const N: usize, const V: usize, const VECTORS: usize>(
         &self,
         row: usize,

@@ -25,10 +25,7 @@ pub(super) const fn tile_rows(left: usize) -> usize {
 type Acc<const ROWS: usize> = [[__m512; VECTORS]; ROWS];
 
 /// Over packed values: [`Kernel::pv`].
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 pub(super) fn pv<const D_V: usize>(
     zmm: Zmm,
     call: &Pv<'_>,
@@ -44,10 +41,7 @@ pub(super) fn pv<const D_V: usize>(
 
 /// Over values as they lie, which the first panel packs, one strip after the other in the same memory, which L1d keeps:
 /// [`Kernel::pv_direct`], [`Kernel::pv_panels`].
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 pub(super) fn pv_packing<const D_V: usize>(
     zmm: Zmm,
     calls: &[Pv<'_>],
@@ -117,10 +111,7 @@ impl<'a> C2<'a> {
     }
 
     /// The rows from `row` on, over a packed strip.
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn strip(&self, v: &[[u32; STRIP]], mut row: usize, o: &mut OStrip) {
         while row < self.rows {
             row += match tile_rows(self.rows - row) {
@@ -136,10 +127,7 @@ impl<'a> C2<'a> {
 
     /// `ROWS` rows: rescale, accumulate in registers, add and write once. Returns `ROWS`.
     #[inline]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn tile<const ROWS: usize>(&self, v: &[[u32; STRIP]], row: usize, o: &mut OStrip) -> usize {
         let o: &mut [[f32; STRIP]; ROWS] = &mut o[row..].as_chunks_mut().0[0];
         rescale(self.zmm, self.increment, row, o);
@@ -157,10 +145,7 @@ impl<'a> C2<'a> {
 
     /// The first `ROWS` rows, on whose way the strip is packed into `v`. If values in it aren't
     /// finite, O is left as it was and the result is `false`.
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn first_tile<const ROWS: usize, const D_V: usize>(
         &self,
         lying: &Lying<'_, D_V>,
@@ -199,10 +184,7 @@ impl<'a> C2<'a> {
 
     /// [`add_to`] of a tile, whose first row is `row`.
     #[inline]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn add<const ROWS: usize>(&self, acc: &Acc<ROWS>, row: usize, o: &mut [[f32; STRIP]; ROWS]) {
         let weights = &self.weights[row..][..ROWS];
         for r in 0..ROWS {
@@ -220,10 +202,7 @@ impl<'a> C2<'a> {
 
 /// Rescales rows of O from `row` on, where a reference moved; without increments O begins.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 pub(super) fn rescale(
     zmm: Zmm,
     increment: Option<&[i32; PANEL_ROWS]>,
@@ -244,10 +223,7 @@ pub(super) fn rescale(
 /// O comes last: accumulators that begin with zeros are read by dots of two operands. A dot of three shares a way with a store,
 /// and the tile before has as many stores as this one has accumulators (`docs/adr/0028`).
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 pub(super) fn add_to(o: &mut [f32; LANES], before: bool, acc: __m512, weight: f32) {
     let lanes = if before { __mmask16::MAX } else { 0 };
     // SAFETY: 16 f32 are 64 bytes; no alignment needed.
@@ -256,10 +232,7 @@ pub(super) fn add_to(o: &mut [f32; LANES], before: bool, acc: __m512, weight: f3
 }
 
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn read<const ROWS: usize>(o: &[[f32; STRIP]; ROWS]) -> Acc<ROWS> {
     let mut acc = [[_mm512_setzero_ps(); VECTORS]; ROWS];
     for r in 0..ROWS {
@@ -272,10 +245,7 @@ fn read<const ROWS: usize>(o: &[[f32; STRIP]; ROWS]) -> Acc<ROWS> {
 
 /// `acc[row][column] += sum over pairs of p[pair][row] . v[pair][column]`.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn accumulate<const ROWS: usize>(p: &PTile, v: &[[u32; STRIP]], row: usize, acc: &mut Acc<ROWS>) {
     assert!(v.len() <= BLOCK_PAIRS && row + ROWS <= PANEL_ROWS);
     let mut places = [0; ROWS];
@@ -298,10 +268,7 @@ fn accumulate<const ROWS: usize>(p: &PTile, v: &[[u32; STRIP]], row: usize, acc:
 }
 
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn finite<const ROWS: usize>(acc: &Acc<ROWS>) -> bool {
     let mut wrong = 0;
     for r in 0..ROWS {
@@ -326,10 +293,7 @@ struct Lying<'a, const D_V: usize> {
 impl<const D_V: usize> Lying<'_, D_V> {
     /// [`accumulate`] of a panel's first rows, and `v` itself.
     #[inline]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn pack_and_accumulate<const ROWS: usize>(
         &self,
         p: &PTile,

@@ -29,10 +29,7 @@ const fn vectors(d_qk: usize) -> usize {
 }
 
 /// Q as C1 reads it here: row-major, from the panel's start.
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 pub(super) fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
     let sign = _mm512_set1_epi32(if negate { 0x8000_8000_u32 } else { 0 }.cast_signed());
     let out = panel.0.as_flattened_mut().as_chunks_mut().0;
@@ -47,10 +44,7 @@ pub(super) fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &
 const KEYS: usize = 4;
 
 /// C1 of up to [`C1_ROWS`] rows: all rows over a group of keys, then over the next.
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 pub(super) fn qk<const D_QK: usize>(
     kernel: Avx512Bf16,
     q: &QPanel,
@@ -88,10 +82,7 @@ struct KeyTile<'a, const D_QK: usize> {
 impl<const D_QK: usize> KeyTile<'_, D_QK> {
     /// The next rows of `rows`: from `row` on, as many as one tile has. Returns their number.
     #[inline]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn next(
         &self,
         q: &[u32],
@@ -113,10 +104,7 @@ impl<const D_QK: usize> KeyTile<'_, D_QK> {
 
     /// Scores of the `ROWS` rows from `row` on. Returns `ROWS`.
     #[inline]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn qk<const ROWS: usize>(
         &self,
         q: &[u32],
@@ -167,10 +155,7 @@ pub(super) const PIECE: usize = 2 * LANES;
 pub(super) const PIECES: usize = STRIP / PIECE;
 
 /// C2 of up to [`C2_ROWS`] rows: [`Kernel::pv_direct`].
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 pub(super) fn pv<const D_V: usize>(
     kernel: Avx512Bf16,
     call: &Pv<'_>,
@@ -240,10 +225,7 @@ impl<const D_V: usize> C2<'_, D_V> {
     /// The next of `rows` rows, from `row` on. Returns how many; if these are the first, 0 where values aren't finite and O
     /// was left as it was.
     #[inline]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn next(
         &self,
         strip: usize,
@@ -264,10 +246,7 @@ impl<const D_V: usize> C2<'_, D_V> {
 
     /// `ROWS` rows from `row` on: [`next`](Self::next).
     #[inline]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn tile<const ROWS: usize>(
         &self,
         strip: usize,
@@ -322,10 +301,7 @@ impl<const D_V: usize> C2<'_, D_V> {
 
     /// `acc[row][column] += sum over pairs of p[pair][row] . v[pair][column]`.
     #[inline]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn accumulate<const ROWS: usize>(
         &self,
         p: &[Words],
@@ -426,10 +402,7 @@ impl Lines<'_> {
 
 /// A piece's columns from how V's halves of 128 bits interleave: four of the first vector of 16 are followed by those eight further on.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn in_order([a, b]: [__m512; 2]) -> [__m512; 2] {
     let first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     let second = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
@@ -441,10 +414,7 @@ fn in_order([a, b]: [__m512; 2]) -> [__m512; 2] {
 
 /// The opposite.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn in_halves([a, b]: [__m512; 2]) -> [__m512; 2] {
     let low = _mm512_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
     let high = _mm512_setr_epi32(4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
@@ -455,10 +425,7 @@ fn in_halves([a, b]: [__m512; 2]) -> [__m512; 2] {
 }
 
 /// A row of a strip of O as V's halves interleave.
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 pub(super) fn interleave(row: &[f32; STRIP]) -> [f32; STRIP] {
     let mut out = *row;
     for o in out.as_chunks_mut().0.as_chunks_mut::<2>().0 {
@@ -470,10 +437,7 @@ pub(super) fn interleave(row: &[f32; STRIP]) -> [f32; STRIP] {
 }
 
 /// A row from how [`interleave`] left it.
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 pub(super) fn deinterleave(row: &[f32; STRIP]) -> [f32; STRIP] {
     let mut out = *row;
     for o in out.as_chunks_mut().0.as_chunks_mut::<2>().0 {
@@ -485,10 +449,7 @@ pub(super) fn deinterleave(row: &[f32; STRIP]) -> [f32; STRIP] {
 }
 
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn finite<const ROWS: usize>(acc: &Acc<ROWS>) -> bool {
     let mut wrong = 0;
     for r in 0..ROWS {
@@ -505,10 +466,7 @@ fn finite<const ROWS: usize>(acc: &Acc<ROWS>) -> bool {
 /// # Safety
 /// Both values are valid for reads of the strip's columns.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 pub(super) unsafe fn interleaved(pair: &[*const bf16; 2], strip: usize) -> [[__m512i; 2]; PIECES] {
     let mut v = [[_mm512_setzero_si512(); 2]; PIECES];
     for i in 0..PIECES {
@@ -523,10 +481,7 @@ pub(super) unsafe fn interleaved(pair: &[*const bf16; 2], strip: usize) -> [[__m
 /// # Safety
 /// Both values are valid for reads of its columns.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 pub(super) unsafe fn interleaved_piece(
     [even, odd]: &[*const bf16; 2],
     column: usize,

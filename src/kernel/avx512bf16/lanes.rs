@@ -75,10 +75,7 @@ const fn alone(rows: usize) -> Option<usize> {
 
 /// [`Kernel::pack_stream_q`]: for each dot of a key the vectors of all rows, zeros of rows beyond the last. Not for each
 /// width anew, which would be unrolled.
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 #[inline(never)]
 pub(super) fn pack_q(d_qk: usize, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
     let sign = if negate { 0x8000_8000 } else { 0 };
@@ -131,10 +128,7 @@ struct Probs {
 }
 
 /// [`Kernel::stream`], where `q` is what [`pack_q`] packed.
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 #[expect(clippy::too_many_arguments, reason = "called in one place")]
 pub(super) fn stream<W: Widths>(
     kernel: Avx512Bf16,
@@ -173,10 +167,7 @@ struct Call<'a, W> {
 impl<W: Widths> Call<'_, W> {
     /// Of `N` rows, and the tile of C1 that these have ([`Step::scores`]).
     #[inline(never)]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn steps<
         const N: usize,
         const GROUP: usize,
@@ -296,10 +287,7 @@ impl<W: Widths> Step<'_, W> {
     /// C1 of so many keys, and of some behind them, in tiles of so many keys, which are so many pairs, and vectors of rows, of which
     /// so many have two.
     #[inline]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn scores<const GROUP: usize, const HALF: usize, const VECTORS: usize, const SHARED: usize>(
         &self,
         keys: usize,
@@ -323,10 +311,7 @@ impl<W: Widths> Step<'_, W> {
 
     /// Asks for a line of a row to come, so that its page has been looked up when its lines are asked for: requests wait for that.
     #[inline]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn touch(&self, row: usize) {
         if let Some(&row) = self.asked.get(row) {
             self.zmm.prefetch(row);
@@ -335,10 +320,7 @@ impl<W: Widths> Step<'_, W> {
 
     /// C1 of a tile of keys, which asks for the lines of half as many rows, as many as C2 does for them.
     #[inline(never)]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn qk<const GROUP: usize, const HALF: usize, const VECTORS: usize, const SHARED: usize>(
         &self,
         keys: &[*const bf16; GROUP],
@@ -417,10 +399,7 @@ impl<W: Widths> Step<'_, W> {
 
     /// C2, strip by strip.
     #[inline]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn pv<const N: usize>(&self, probs: &Probs, o: &mut [[f32; STRIP]]) {
         for (strip, o) in o.as_chunks_mut().0.iter_mut().enumerate() {
             self.strip::<N>(strip, probs, o);
@@ -429,10 +408,7 @@ impl<W: Widths> Step<'_, W> {
 
     /// The same but for strips in which values aren't finite. Such a V makes no row's O finite: the first row tells where to look.
     #[inline(never)]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn pv_finite<const N: usize>(&self, probs: &Probs, o: &mut [[f32; STRIP]]) -> Strips {
         let mut left = 0;
         for (strip, o) in o.as_chunks_mut().0.iter_mut().enumerate() {
@@ -449,10 +425,7 @@ impl<W: Widths> Step<'_, W> {
 
     /// C2 of a strip.
     #[inline]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn strip<const N: usize>(&self, strip: usize, probs: &Probs, o: &mut [[f32; STRIP]; N]) {
         for piece in 0..PIECES {
             self.tile(Piece { strip, piece }, probs, o);
@@ -461,10 +434,7 @@ impl<W: Widths> Step<'_, W> {
 
     /// C2 of a piece of a strip: all `N` rows of O. Asks for the lines of the piece, with each part of P.
     #[inline(never)]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn tile<const N: usize>(
         &self,
         Piece { strip, piece }: Piece,
@@ -523,10 +493,7 @@ impl<W> Ask<1> for Step<'_, W> {
 /// Asks for a function's code, so many lines: as long as L1i has a line, L2 sees no use of it, and gives it up for keys; and L1i loses
 /// it then.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn keep_in_l2(zmm: Zmm, code: *const (), lines: usize) {
     for line in 0..lines {
         zmm.prefetch(code.cast::<bf16>().wrapping_add(line * LINE));
@@ -535,10 +502,7 @@ fn keep_in_l2(zmm: Zmm, code: *const (), lines: usize) {
 
 /// Whether all elements are finite.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn finite(row: &[f32; STRIP]) -> bool {
     let wrong = |x| _mm512_fpclass_ps_mask::<NOT_FINITE>(load(x));
     row.as_chunks().0.iter().fold(0, |any, x| any | wrong(x)) == 0
@@ -546,10 +510,7 @@ fn finite(row: &[f32; STRIP]) -> bool {
 
 /// In each quarter the sums of two lanes side by side of `a`, and then those of `b`.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn added(a: __m512, b: __m512) -> __m512 {
     let even = _mm512_shuffle_ps::<0b10_00_10_00>(a, b);
     let odd = _mm512_shuffle_ps::<0b11_01_11_01>(a, b);
@@ -558,10 +519,7 @@ fn added(a: __m512, b: __m512) -> __m512 {
 
 /// The same with quarters in the place of lanes.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn added_quarters(a: __m512, b: __m512) -> __m512 {
     let even = _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b);
     let odd = _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b);
@@ -570,20 +528,14 @@ fn added_quarters(a: __m512, b: __m512) -> __m512 {
 
 /// Lanes side by side, each in the other's place.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn swapped(x: __m512) -> __m512 {
     _mm512_permute_ps::<0b10_11_00_01>(x)
 }
 
 /// Halves of a vector, each in the other's place.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn swapped_halves(x: __m512) -> __m512 {
     _mm512_shuffle_f32x4::<0b01_00_11_10>(x, x)
 }
@@ -593,10 +545,7 @@ fn swapped_halves(x: __m512) -> __m512 {
 /// # Safety
 /// `key` is valid for reads of them; no alignment needed.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 unsafe fn broadcast(key: *const bf16) -> __m512bh {
     const { assert!(EACH == 8) };
     // SAFETY: the caller's promise.
@@ -607,10 +556,7 @@ unsafe fn broadcast(key: *const bf16) -> __m512bh {
 
 /// From a lane for each row to both of its lanes.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn to_lanes(rows: __m512) -> __m512 {
     let row = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
     _mm512_permutexvar_ps(row, rows)
@@ -618,10 +564,7 @@ fn to_lanes(rows: __m512) -> __m512 {
 
 /// From both lanes of a row, which are the same, to one for each row; and copies behind these.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn to_rows(lanes: __m512) -> __m512 {
     let first = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
     _mm512_permutexvar_ps(first, lanes)
@@ -636,10 +579,7 @@ struct Middles<'a> {
 
 /// V1 of these keys. Returns whether all scores are finite, also of keys that nobody sees.
 #[inline(never)]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn softmax(
     kernel: Avx512Bf16,
     call: &Softmax<'_>,
@@ -755,10 +695,7 @@ fn softmax(
 
 /// P of two pairs of keys.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn put(to: &mut [MaybeUninit<[u32; ROWS]>; 2], p: __m512bh) {
     const { assert!(2 * ROWS == LANES) };
     // SAFETY: twice 8 u32 are 64 bytes; no alignment needed.
@@ -767,10 +704,7 @@ fn put(to: &mut [MaybeUninit<[u32; ROWS]>; 2], p: __m512bh) {
 
 /// In FP32, the first half and then the second.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn widened(p: __m512bh) -> [__m512; 2] {
     let p = from_pairs(p);
     let halves = [_mm512_castsi512_si256(p), _mm512_extracti64x4_epi64::<1>(p)];

@@ -95,10 +95,7 @@ impl Residual {
 }
 
 /// [`Kernel::stream`].
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 pub(super) fn stream<const D_QK: usize, const D_V: usize>(
     kernel: Avx512Bf16,
     call: &Softmax<'_>,
@@ -117,10 +114,7 @@ pub(super) fn stream<const D_QK: usize, const D_V: usize>(
 
 /// The same of such widths.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 #[expect(clippy::too_many_arguments, reason = "called twice, with other types")]
 fn of_widths<W: Widths, const D_QK: usize, const D_V: usize>(
     kernel: Avx512Bf16,
@@ -149,10 +143,7 @@ const fn widens(asking: Asking, rows: usize, d_qk: usize) -> bool {
 
 /// [`Kernel::pack_stream_q`]: row-major, from the panel's start; and behind it, where C1 takes those, the same in FP32: of each line
 /// all rows, of a row's the numbers of even index and then those of odd index.
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 pub(super) fn pack_q<const D_QK: usize>(
     kernel: Avx512Bf16,
     rows: &[&[bf16]],
@@ -210,10 +201,7 @@ impl<'a, W: Widths> Call<'a, W> {
 
     /// All stages of the keys from one on, in steps as the rows need them and as memory is asked.
     #[inline]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn stream(
         &self,
         asking: Asking,
@@ -244,10 +232,7 @@ impl<'a, W: Widths> Call<'a, W> {
 
     /// The same in steps of so many vectors of keys and over so many tiles of rows. With `TO_L2` lines to come are asked
     /// into L2 alone; each so many `TIMES`.
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn steps<const TILES: usize, const VECTORS: usize, const TO_L2: bool, const TIMES: usize>(
         &self,
         call: &Softmax<'_>,
@@ -356,10 +341,7 @@ impl<'a, W: Widths> Call<'a, W> {
 }
 
 /// [`Kernel::settle_stream`].
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 pub(super) fn settle(o: &mut [OStrip], rows: usize, back: bool) {
     let strips = o.len();
     let o = o.as_flattened_mut();
@@ -405,10 +387,7 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TIMES: usize>
 
     /// C1 of a tile, one of `TILES`: scores of the `N` rows from `row` on over groups of keys.
     #[inline(never)]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn qk<const N: usize, const V: usize>(
         &self,
         groups: Range<usize>,
@@ -505,10 +484,7 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TIMES: usize>
     /// adds those to them in which values aren't finite. Such a V makes no row's O finite, since 0 times it is NaN:
     /// the first row of all tells where to look.
     #[inline(never)]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn pv<const N: usize, const V: usize>(
         &self,
         row: usize,
@@ -605,10 +581,7 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TIMES: usize>
 
     /// C2 of a strip and a vector of keys by dots, with P in so many parts.
     #[inline]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn add_dots<const N: usize, const PARTS: usize>(
         &self,
         strip: usize,
@@ -638,10 +611,7 @@ impl<W: Widths, const TILES: usize, const TO_L2: bool, const TIMES: usize>
 
     /// C2 of a strip and a vector of keys by multiply-adds.
     #[inline]
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn add_wide<const N: usize>(
         &self,
         strip: usize,
@@ -696,20 +666,14 @@ impl<W, const TILES: usize, const TO_L2: bool, const TIMES: usize> Ask<ASKS>
 
 /// A piece of a row of O.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 pub(super) fn read(o: &[f32; STRIP], piece: usize) -> [__m512; 2] {
     let o: &[_; 2] = &o.as_chunks().0.as_chunks().0[piece];
     o.map(|o| load(&o))
 }
 
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 pub(super) fn write(o: &mut [f32; STRIP], piece: usize, acc: [__m512; 2]) {
     let o: &mut [_; 2] = &mut o.as_chunks_mut().0.as_chunks_mut().0[piece];
     for i in 0..2 {
@@ -722,10 +686,7 @@ pub(super) fn write(o: &mut [f32; STRIP], piece: usize, acc: [__m512; 2]) {
 /// # Safety
 /// The value is valid for reads of the strip's columns.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 unsafe fn widened(value: *const bf16, strip: usize) -> [[__m512; 2]; PIECES] {
     let mut v = [[_mm512_setzero_ps(); 2]; PIECES];
     for i in 0..PIECES {
@@ -740,10 +701,7 @@ unsafe fn widened(value: *const bf16, strip: usize) -> [[__m512; 2]; PIECES] {
 /// # Safety
 /// The value is valid for reads of these columns.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 unsafe fn widened_piece(value: *const bf16, column: usize) -> [__m512; 2] {
     let zero = _mm512_setzero_si512();
     // SAFETY: the caller's promise; a piece is 64 bytes, and the load needs no alignment.
@@ -767,10 +725,7 @@ fn rows_of<T, const N: usize, const V: usize>(p: &[[T; V]], row: usize, vector: 
 
 /// A piece of a row of O and a pair's P, times their values.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn add(o: &mut [__m512; 2], v: &[__m512i; 2], p: u32) {
     let p = as_pairs(_mm512_set1_epi32(p.cast_signed()));
     for i in 0..2 {
@@ -780,10 +735,7 @@ fn add(o: &mut [__m512; 2], v: &[__m512i; 2], p: u32) {
 
 /// V1 of the keys from `first` on, `len` of them; if `wide`, with what is rounded in FP32 as well.
 #[inline(never)]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 #[expect(clippy::too_many_arguments, reason = "called in one place")]
 fn softmax<const V: usize>(
     zmm: Zmm,
@@ -845,10 +797,7 @@ impl<const V: usize> Probs<V> {
 
     /// Keeps what rounding took from each row's largest P, where that may count: as a row's sum grows, other keys' P, from
     /// which nothing is kept, lose as much.
-    #[cfg_attr(
-        not(amla_emulated),
-        target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-    )]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn carry(
         &mut self,
         zmm: Zmm,
@@ -898,10 +847,7 @@ impl<const V: usize> Probs<V> {
 
 /// What rounding took from each row's largest P, and the rows of which it may count; it goes to the sums of those.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn residuals(
     zmm: Zmm,
     rows: usize,
@@ -929,10 +875,7 @@ fn residuals(
 
 /// The pairs of a row's P.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn words(p: __m256bh) -> [u32; PAIRS] {
     // SAFETY: both are 32 bytes of which every pattern is a value.
     unsafe { core::mem::transmute(p) }

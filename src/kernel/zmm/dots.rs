@@ -16,10 +16,7 @@ impl Dots {
 }
 
 /// [`widen::widen`], with the processor's own conversion.
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 pub fn widen_row(zmm: Zmm, dots: Dots, row: &Row<'_>, out: &mut [bf16]) {
     widen::widen(zmm, dots, row, out);
 }
@@ -65,30 +62,21 @@ impl Rounding<Zmm> for Dots {
 }
 
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 pub fn load_pairs(x: &[u32; LANES]) -> __m512bh {
     // SAFETY: 16 u32 are 64 bytes; no alignment needed.
     as_pairs(unsafe { _mm512_loadu_si512(x.as_ptr().cast()) })
 }
 
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 pub fn as_pairs(x: __m512i) -> __m512bh {
     // SAFETY: both are 64 bytes of which every pattern is a value.
     unsafe { core::mem::transmute(x) }
 }
 
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bf16,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 pub fn from_pairs(x: __m512bh) -> __m512i {
     // SAFETY: both are 64 bytes of which every pattern is a value.
     unsafe { core::mem::transmute(x) }

@@ -13,10 +13,7 @@ const LOWEST: f32 = -255.0;
 /// Moves the references of a panel's vector `v` to the block's largest scores and brings the sums along. What P is relative to:
 /// the largest scores, and how far these are above the reference, as [`Bases`] has them.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 pub fn follow(
     zmm: Zmm,
     call: &Softmax<'_>,
@@ -72,19 +69,13 @@ pub fn follow(
 
 /// Which references are numbers that FP32 has fractions around.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 pub fn near(reference: __m512) -> __mmask16 {
     _mm512_cmp_ps_mask::<_CMP_LT_OQ>(_mm512_abs_ps(reference), _mm512_set1_ps(FAR))
 }
 
 #[cold]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 fn one_by_one(
     zmm: Zmm,
     call: &Softmax<'_>,
@@ -101,10 +92,7 @@ fn one_by_one(
 }
 
 /// [`follow`] of a panel.
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 pub fn panel(zmm: Zmm, call: &Softmax<'_>, max: &Maxima, state: &mut RowState) -> Bases {
     let mut bases = Bases::NONE;
     for v in 0..call.rows.div_ceil(LANES) {

@@ -32,10 +32,7 @@ pub struct Known<const V: usize> {
 
 /// V1 of the keys from `first` on, `len` of them, but for the sums of what C2 takes.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 pub fn softmax<const V: usize>(
     zmm: Zmm,
     call: &Softmax<'_>,
@@ -91,10 +88,7 @@ pub fn softmax<const V: usize>(
 /// P of all keys and its sums. Of the rows that are `whole`, or of all, it is relative to the reference itself: in exact mode a whole number, so
 /// that it is rounded once.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 fn exponentiate<const V: usize, const ALL: bool>(
     zmm: Zmm,
     call: &Softmax<'_>,
@@ -141,10 +135,7 @@ fn exponentiate<const V: usize, const ALL: bool>(
 
 /// The same where not all rows are whole. Not where it is called: a choice between both would wait for the largest scores.
 #[inline(never)]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 fn exponentiate_apart<const V: usize>(
     zmm: Zmm,
     call: &Softmax<'_>,
@@ -159,10 +150,7 @@ fn exponentiate_apart<const V: usize>(
 
 /// Adds to the sums of what C2 takes.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 pub fn add_rounded(zmm: Zmm, sums: __m512, state: &mut RowState) {
     let sum = &mut state.rounded_sum.as_chunks_mut().0[0];
     zmm.store(_mm512_add_ps(zmm.load(sum), sums), sum);
@@ -170,10 +158,7 @@ pub fn add_rounded(zmm: Zmm, sums: __m512, state: &mut RowState) {
 
 /// Moves O, rows of strips one strip after the other, to where the reference moved; rare.
 #[cold]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 pub fn advance(zmm: Zmm, increment: &[i32], o: &mut [[f32; STRIP]]) {
     for o in o.chunks_mut(increment.len()) {
         for (o, &increment) in o.iter_mut().zip(increment).filter(|(_, n)| **n != 0) {
@@ -185,10 +170,7 @@ pub fn advance(zmm: Zmm, increment: &[i32], o: &mut [[f32; STRIP]]) {
 /// A row's scores, by four loads, each of what one store or two left: a single one would wait until all stores
 /// have left for L1d. Volatile, since the compiler would make one of them.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 fn forwarded(s: &[f32; KEYS]) -> __m512 {
     let [a, b, c, d]: &[[f32; GROUP]; KEYS / GROUP] = &s.as_chunks().0.as_chunks().0[0];
     // SAFETY: a reference to 4 f32, of which every pattern is a value.
@@ -213,20 +195,14 @@ pub unsafe fn finite(values: &[[*const bf16; KEYS]], strip: usize) -> bool {
 
 /// Sums or maxima of all rows, with those of the `i`th four put among them.
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 pub fn four(rows: __m512, i: usize, four: [f32; GROUP]) -> __m512 {
     const QUARTER: __mmask16 = (1 << GROUP) - 1;
     _mm512_mask_broadcast_f32x4(rows, QUARTER << (GROUP * i), quarter(four))
 }
 
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 fn quarter([a, b, c, d]: [f32; 4]) -> __m128 {
     _mm_setr_ps(a, b, c, d)
 }
@@ -240,10 +216,7 @@ pub struct Bases {
 
 /// [`follow::follow`].
 #[inline]
-#[cfg_attr(
-    not(amla_emulated),
-    target_feature(enable = "avx512bw,avx512dq,avx512vl")
-)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 pub fn follow(zmm: Zmm, call: &Softmax<'_>, score: __m512, state: &mut RowState) -> Bases {
     let [max, offset] = follow::follow(zmm, call, 0, score, state);
     let mut bases = Bases {
