@@ -213,7 +213,7 @@ impl<'a> Data<'a> {
 
 /// Writes the first columns of `row` to `out`, rounded to BF16.
 #[inline(always)]
-pub(crate) fn widen(row: &Row<'_>, out: &mut [bf16]) {
+pub(crate) fn convert(row: &Row<'_>, out: &mut [bf16]) {
     match *row {
         Row::Bf16(row) => out.copy_from_slice(&row[..out.len()]),
         Row::F16(row) => {
@@ -230,10 +230,10 @@ pub(crate) fn widen(row: &Row<'_>, out: &mut [bf16]) {
             match scales {
                 Scales::F32(scales) => {
                     let scale = |i| f32::from_le_bytes(scales.as_chunks().0[i]);
-                    widen_tiles::<128>(values, scale, columns);
+                    convert_tiles::<128>(values, scale, columns);
                 }
                 Scales::E8m0(scales) => {
-                    widen_tiles::<64>(values, |i| e8m0_to_f32(scales[i]), columns);
+                    convert_tiles::<64>(values, |i| e8m0_to_f32(scales[i]), columns);
                 }
             }
             for (out, x) in tail.iter_mut().zip(rope.as_chunks().0) {
@@ -249,7 +249,7 @@ pub(crate) fn widen(row: &Row<'_>, out: &mut [bf16]) {
 }
 
 #[inline(always)]
-fn widen_tiles<const TILE: usize>(values: &[u8], scale: impl Fn(usize) -> f32, out: &mut [bf16]) {
+fn convert_tiles<const TILE: usize>(values: &[u8], scale: impl Fn(usize) -> f32, out: &mut [bf16]) {
     let tiles = values.chunks(TILE).zip(out.chunks_mut(TILE));
     for (i, (values, out)) in tiles.enumerate() {
         let scale = scale(i);

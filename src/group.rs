@@ -1,11 +1,11 @@
-//! A task's rows and keys, and what it leaves behind.
+//! A task's rows and keys, and its partial result.
 
 use core::ops::Range;
 
 use crate::format::Row;
-use crate::kernel::{Mask, Rows};
+use crate::kernel::{Mask, strip_rows};
 use crate::problem::Problem;
-use crate::tile::{BLOCK_KEYS, OStrip, PANEL_ROWS};
+use crate::tile::{BLOCK_KEYS, ORow, PANEL_ROWS};
 
 /// The rows of one request and KV head that a task holds, and the keys it attends
 /// them to.
@@ -22,11 +22,11 @@ pub struct Group<'a> {
     pub rows: Range<usize>,
     /// Keys of the request.
     pub keys: Range<usize>,
-    /// Up to which key the same thread will attend next; the end of `keys` if it
+    /// The end of the keys that the same thread attends next; that of `keys` if it
     /// doesn't go on.
     pub reach: usize,
-    /// Rows of the group as it was planned, of which `rows` may be some panels: what depends on how many there are must
-    /// not depend on who computes which.
+    /// Rows of the group as it was planned, of which `rows` may be some panels: bits may depend on
+    /// this number, but not on which thread computes which panels.
     pub planned_rows: usize,
 }
 
@@ -60,6 +60,11 @@ impl<'a> Group<'a> {
         PANEL_ROWS.min(self.rows.len() - panel * PANEL_ROWS)
     }
 
+    /// Rows that each strip of a panel's O has room for.
+    pub fn strip_rows(&self, panel: usize) -> usize {
+        strip_rows(self.panel_rows(panel), self.planned_rows)
+    }
+
     /// Blocks the keys fill.
     pub fn blocks(&self) -> usize {
         self.keys.len().div_ceil(BLOCK_KEYS)
@@ -71,27 +76,14 @@ impl<'a> Group<'a> {
         start..self.keys.end.min(start + BLOCK_KEYS)
     }
 
-    /// The parts of keys, one after the other.
+    /// The parts of keys.
     pub fn keys(&self, keys: Range<usize>) -> impl Iterator<Item = [Row<'a>; 2]> + use<'a> {
         self.problem.keys(self.request, self.head, keys)
     }
 
-    /// Values, one after the other.
+    /// Values.
     pub fn values(&self, keys: Range<usize>) -> impl Iterator<Item = Row<'a>> + use<'a> {
         self.problem.values(self.request, self.head, keys)
-    }
-
-    /// Gathers the keys up to `to` that nobody has asked memory for, at most one
-    /// block of them.
-    pub fn ahead(&self, to: usize, asked: &mut usize, next: &mut Rows<'a>) {
-        let to = self.reach.min(to);
-        let from = to.min(*asked);
-        *asked = to.max(*asked);
-        let to = to.min(from + BLOCK_KEYS);
-        let problem = self.problem;
-        next.fill(|slots| {
-            problem.each_key(self.request, self.head, from..to, |row| slots.put(row));
-        });
     }
 
     /// Whether causality and window let all rows of the panel see all of `keys`.
@@ -107,13 +99,17 @@ impl<'a> Group<'a> {
         last.start <= keys.start && keys.end <= first.end
     }
 
-    /// Which rows of the panel see each of the block's keys, written to `mask`;
+    /// Which rows of the panel see each of the keys, at most a block, written to `mask`;
     /// `None` if all rows see all of them.
-    pub fn mask<'b>(&self, panel: usize, block: usize, mask: &'b mut Mask) -> Option<&'b Mask> {
+    pub fn mask<'b>(
+        &self,
+        panel: usize,
+        keys: &Range<usize>,
+        mask: &'b mut Mask,
+    ) -> Option<&'b Mask> {
         let problem = self.problem;
-        let keys = self.block(block);
         let shown_before = problem.shown_before(self.request);
-        if keys.end <= shown_before && self.all_see(panel, &keys) {
+        if keys.end <= shown_before && self.all_see(panel, keys) {
             return None;
         }
         mask[..keys.len()].fill(0);
@@ -141,11 +137,12 @@ impl<'a> Group<'a> {
     }
 }
 
-/// What a task leaves behind: O and the sum of P, both relative to `2^exponent`.
+/// The partial result of a task: O and the sum of P, both relative to `2^exponent`.
 /// `O / sum` is the attention over the task's keys.
 pub struct Partial<'a> {
-    /// Strips of O, `d_v / 64` for each panel.
-    pub o: &'a mut [OStrip],
+    /// Strips of O, `d_v / 64` for each panel, contiguous in it ([`Group::strip_rows`]); from panel to
+    /// panel there is room for full strips.
+    pub o: &'a mut [ORow],
     /// Reference exponent of each row; -inf if it saw no key.
     pub exponent: &'a mut [f32],
     /// Sum of the unrounded P.
@@ -170,12 +167,12 @@ impl<'a> Partial<'a> {
         }
     }
 
-    /// Strips of a panel.
-    pub const fn strips(&self) -> usize {
+    /// Rows of O, a strip wide, from panel to panel.
+    const fn panel_rows(&self) -> usize {
         self.o.len() / (self.exponent.len() / PANEL_ROWS)
     }
 
-    /// The same for a while.
+    /// The same, borrowed anew.
     pub fn reborrow(&mut self) -> Partial<'_> {
         Partial {
             o: self.o,
@@ -186,10 +183,10 @@ impl<'a> Partial<'a> {
 
     /// One panel's.
     pub fn panel(self, panel: usize) -> Self {
-        let strips = self.strips();
+        let len = self.panel_rows();
         let rows = panel * PANEL_ROWS..(panel + 1) * PANEL_ROWS;
         Self {
-            o: &mut self.o[panel * strips..][..strips],
+            o: &mut self.o[panel * len..][..len],
             exponent: &mut self.exponent[rows.clone()],
             sum: &mut self.sum[rows],
         }
@@ -198,8 +195,8 @@ impl<'a> Partial<'a> {
     /// Panel by panel.
     #[cfg(feature = "rayon")]
     pub fn panels(self) -> impl Iterator<Item = Self> {
-        let strips = self.strips();
-        let o = self.o.chunks_mut(strips);
+        let len = self.panel_rows();
+        let o = self.o.chunks_mut(len);
         let exponents = self.exponent.chunks_mut(PANEL_ROWS);
         o.zip(exponents)
             .zip(self.sum.chunks_mut(PANEL_ROWS))

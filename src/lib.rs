@@ -38,7 +38,9 @@
 pub mod ascend;
 mod attend;
 pub mod bits;
+mod epilogue;
 mod error;
+mod fallback;
 pub mod format;
 mod group;
 mod kernel;
@@ -48,9 +50,9 @@ mod plan;
 mod pool;
 mod problem;
 pub mod reference;
-mod results;
 pub mod schedule;
 mod shape;
+mod source;
 #[cfg(feature = "stages")]
 pub mod stages;
 pub mod tile;

@@ -8,12 +8,12 @@
 use core::mem;
 use core::ops::Range;
 
-use crate::attend::{Options, Task, Then, check_dims};
+use crate::attend::{Options, Task, check_dims};
+use crate::epilogue::{Write, merge_panel, write_lse};
 use crate::error::{Argument, Error};
 use crate::group::{Group, Partial};
 use crate::kernel::Backend;
 use crate::problem::{Output, Problem, Sparse, in_range};
-use crate::results::{Write, together, write_lse};
 use crate::schedule::splits;
 use crate::shape::Shape;
 use crate::tile::{GROUP_ROWS, PANEL_ROWS, PANELS, Workspace};
@@ -404,7 +404,11 @@ pub fn decode_group(
 ) -> Result<(), Error> {
     let d_v = group.problem.shape.d_v;
     let len = Partial::len(group.rows.len(), d_v);
-    let Workspace { tiles, partials } = workspace;
+    let Workspace {
+        tiles,
+        kv,
+        partials,
+    } = workspace;
     let [mut part, mut earlier] = partials.each_mut().map(|p| &mut p[..len]);
     let mut write = Some(write);
     let last = cut.splits().len() - 1;
@@ -422,13 +426,11 @@ pub fn decode_group(
             },
             options,
             tiles,
+            kv,
             packed: split > 0,
             partial: Partial::view(part, d_v),
-            then: Then {
-                earlier: (split > 0).then(|| Partial::view(earlier, d_v)),
-                settle: split == last,
-                write: write.take_if(|_| split == last),
-            },
+            earlier: (split > 0).then(|| Partial::view(earlier, d_v)),
+            write: write.take_if(|_| split == last),
         })?;
         mem::swap(&mut part, &mut earlier);
     }
@@ -543,14 +545,11 @@ pub fn run_group(
         group,
         options,
         tiles: &mut workspace.tiles,
+        kv: &mut workspace.kv,
         packed,
         partial: Partial::view(partial, group.problem.shape.d_v),
-        then: Then {
-            earlier: None,
-            // Whoever combines them doesn't know the backend.
-            settle: true,
-            write: None,
-        },
+        earlier: None,
+        write: None,
     })
 }
 
@@ -582,7 +581,7 @@ pub fn combine(
             let parts = own.chunks_mut(len);
             let parts = parts.map(|memory| Partial::view(memory, d_v).panel(panel));
             let write = Write::to(&mut output, &mut lse);
-            together(backend, &group, panel, parts, write);
+            merge_panel(backend, &group, panel, parts, write);
         }
         write_lse(&group, &lse, &mut output);
     }

@@ -14,12 +14,12 @@ use ::rayon::iter::{IntoParallelRefMutIterator, ParallelIterator};
 use ::rayon::{Yield, current_num_threads, yield_now};
 
 use crate::attend::Options;
+use crate::epilogue::{Write, merge_panel, write_lse};
 use crate::error::{Argument, Error};
 use crate::group::{Group, Partial};
 use crate::kernel::Backend;
 use crate::plan::{Cut, Plan, combine, decode, decode_group, pieces, run_group};
 use crate::problem::{Output, Problem, in_range};
-use crate::results::{Write, together, write_lse};
 use crate::tile::{PANELS, Workspace};
 
 /// [`decode`](crate::decode) on the current rayon pool, with the same result to the
@@ -73,7 +73,7 @@ pub fn decode_on_rayon<W: BorrowMut<Workspace> + Send>(
     // Every backend adds to the same bits.
     let backend = Backend::detect();
     each(workspaces, panels, |_, (panel, parts)| {
-        together(backend, &panel.group, 0, parts.into_iter(), panel.write);
+        merge_panel(backend, &panel.group, 0, parts.into_iter(), panel.write);
         Ok(())
     })?;
     write_all_lse(problem, 1, &lse, &mut output);

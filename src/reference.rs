@@ -753,8 +753,8 @@ fn as_bf16<'b>(
         return lies;
     }
     let (head, tail) = row.split_at_mut(width);
-    format::widen(&first, head);
-    format::widen(&second, &mut tail[..rope]);
+    format::convert(&first, head);
+    format::convert(&second, &mut tail[..rope]);
     &row[..width + rope]
 }
 

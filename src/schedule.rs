@@ -188,6 +188,46 @@ impl ExactSizeIterator for Preload {
 
 impl FusedIterator for Preload {}
 
+/// The stages of one cycle; the numbers are those of their items.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Cycle {
+    /// S = Q Kᵀ.
+    pub c1: Option<usize>,
+    /// P = softmax of S.
+    pub v1: Option<usize>,
+    /// O += P V.
+    pub c2: Option<usize>,
+}
+
+/// The pipeline over `items` as cycles, for a machine that starts a cycle's stages together.
+///
+/// Without a preload a cycle is `C1(i) V1(i) C2(i)`, each of which needs the one before. With a preload of 2, the
+/// paper's, it is `C1(i + 2) V1(i + 1) C2(i)`, which don't depend on each other; the first and the last cycles have
+/// fewer. Another even number `p` makes it `C1(i + p) V1(i + p / 2) C2(i)`.
+///
+/// ```
+/// use amla::schedule::{Cycle, cycles};
+/// let full = |i| Cycle { c1: Some(i), v1: Some(i), c2: Some(i) };
+/// assert!(cycles(2, 0).eq([full(0), full(1)]));
+/// let third = cycles(9, 2).nth(2);
+/// assert_eq!(third, Some(Cycle { c1: Some(2), v1: Some(1), c2: Some(0) }));
+/// ```
+pub fn cycles(items: usize, preload: usize) -> impl Iterator<Item = Cycle> + Clone {
+    let count = if items == 0 {
+        0
+    } else {
+        items.saturating_add(preload)
+    };
+    (0..count).map(move |cycle| {
+        let stage = |behind: usize| cycle.checked_sub(behind).filter(|&item| item < items);
+        Cycle {
+            c1: stage(0),
+            v1: stage(preload / 2),
+            c2: stage(preload),
+        }
+    })
+}
+
 /// The ranges that the keys of a request are cut into, so that threads can share them: always at least one, in order.
 ///
 /// How many depends on the number of keys alone, so that a request's result depends neither on its neighbours nor on the

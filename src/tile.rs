@@ -4,19 +4,21 @@
 //! | Ascend 910 (paper, Hierarchical Tiling) | here | bytes |
 //! |---|---|---|
 //! | L1, four Q/P buffers of 72 KiB | [`QPanel`]: 64 query rows x 576 | 4 x 72 KiB |
-//! | L1, three K/V buffers of 72 KiB | [`VBuffer`]: 192 keys x 3 strips of 64 columns | 3 x 72 KiB |
-//! | L0A, two halves of 32 KiB | [`PTile`]: P of 192 keys x 64 rows, high and low part | 2 x 24 KiB |
-//! | L0B, two halves of 32 KiB | [`Widened`]: operands widened to FP32, for backends without a BF16 dot | 2 x 24 KiB |
+//! | L1, three K/V buffers of 72 KiB | [`RowTile`]: 192 keys x 576, or their values | 216 KiB |
+//! | L0A, two halves of 32 KiB | [`L0a`]: P of 192 keys x 64 rows, high and low part; one for each panel and one more | 5 x 49 KiB |
+//! | L0B, two halves of 32 KiB | [`Fp32Tile`]: a strip of V packed, or operands in FP32 for backends without a BF16 dot | 2 x 24 KiB |
 //! | L0C, two halves of 64 KiB | [`STile`]: scores of 192 keys x 64 rows; two are alive in the preload pipeline | 2 x 48 KiB |
 //! | UB, 192 KiB | [`RowState`]: running exponent and sums of 64 rows | 4 x 1.5 KiB |
-//! | GM | [`OStrip`]: O accumulators, 64 rows x 64 columns | 16 KiB each |
+//! | GM | O accumulators, strips of 64 columns | 16 KiB for a panel |
 //!
 //! On a CPU the L1 budget falls into the L2 cache and L0 into L1d. All panels of
 //! 256 rows fit at once, so Q stays packed for the whole call, where the NPU
-//! shares its four buffers between Q and P and loads Q again in every iteration;
-//! P then lives in L0A. The three K/V buffers hold one block of 192 keys,
-//! which is how the block size follows from the budget (`docs/adr/0002`); where V isn't
-//! packed, keys that had to be widened (`docs/adr/0011`), or P of other panels (`docs/adr/0030`).
+//! shares its four buffers between Q and P and loads Q again in every iteration.
+//! C2 takes all panels of a block at once, so each panel has a P of its own; the
+//! preload pipeline fills one more meanwhile. The K/V buffers hold one block of 192 keys,
+//! which is how the block size follows from the budget (`docs/adr/0002`). The kernels read
+//! BF16 rows in place, so the buffers are used only for keys or values that are converted or
+//! concatenated first.
 //!
 //! **Small tiles.** Built with `--cfg amla_tiles="small"`, all this takes 159 KiB instead: one
 //! panel of 16 rows, blocks of 24 keys (`docs/adr/0017`).
@@ -70,8 +72,8 @@ pub const BLOCK_PAIRS: usize = BLOCK_KEYS / 2;
 pub const MAX_D_QK: usize = 576;
 /// Columns of a strip of V and O.
 pub const STRIP: usize = 64;
-/// Strips of V in one L1 buffer.
-pub const BUFFER_STRIPS: usize = 3;
+/// P tiles: one for each panel, and one that V1 fills while C2 reads the others.
+pub const P_TILES: usize = PANELS + 1;
 /// Widest value.
 pub const MAX_D_V: usize = 512;
 
@@ -82,36 +84,25 @@ pub struct Tile<T, const R: usize, const C: usize>(pub [[T; C]; R]);
 
 /// Q of one panel, transposed: feature pairs x rows.
 pub type QPanel = Tile<u32, { MAX_D_QK / 2 }, PANEL_ROWS>;
-/// One strip of V: key pairs x columns.
+/// One packed strip of V: key pairs x columns.
 pub type VStrip = Tile<u32, BLOCK_PAIRS, STRIP>;
-/// One L1 buffer of V strips.
-pub type VBuffer = [VStrip; BUFFER_STRIPS];
 /// Scores of one block and panel, transposed: keys x rows.
 pub type STile = Tile<f32, BLOCK_KEYS, PANEL_ROWS>;
 /// Probabilities of one block and panel: key pairs x rows.
 pub type PTile = Tile<u32, BLOCK_PAIRS, PANEL_ROWS>;
 /// Half of the probabilities of one block and panel in FP32: key pairs x keys x rows.
-pub type PTileWhole = [[[f32; PANEL_ROWS]; 2]; BLOCK_PAIRS / 2];
-/// An operand widened to FP32, 96 deep: a panel's rows, or the keys of a register tile.
-pub type Widened = Tile<f32, { ascend::BASE_K }, WIDENED_ROWS>;
-const WIDENED_ROWS: usize = if SMALL { TILE_KEYS } else { PANEL_ROWS };
-/// Rows of one block, or queries of a panel, as the kernel wants them.
+pub type PTileFp32 = [[[f32; PANEL_ROWS]; 2]; BLOCK_PAIRS / 2];
+/// An operand in FP32, 96 deep: a panel's rows, or the keys of a register tile.
+pub type Fp32Tile = Tile<f32, { ascend::BASE_K }, FP32_ROWS>;
+const FP32_ROWS: usize = if SMALL { TILE_KEYS } else { PANEL_ROWS };
+/// BF16 rows of one block: keys or values.
 pub type RowTile = [[bf16; MAX_D_QK]; BLOCK_KEYS];
-/// O accumulators of one panel and strip: rows x columns.
-pub type OStrip = [[f32; STRIP]; PANEL_ROWS];
+/// A row of a strip of O.
+pub type ORow = [f32; STRIP];
 
-/// L1: Q of the group, V of the block.
-#[repr(C, align(64))]
-pub struct L1 {
-    /// The Q/P buffers.
-    pub q: [QPanel; PANELS],
-    /// The three K/V buffers.
-    pub v: [VBuffer; ascend::KV_BUFFERS],
-}
-
-/// L0A: P of the item in flight, for backends with BF16 dots as two BF16 parts.
+/// L0A: P of one panel and block, for backends with BF16 dots as two BF16 parts.
 ///
-/// Others take the memory of both as one tile of FP32 ([`whole`](Self::whole)).
+/// Others take the memory of both as one tile of FP32 ([`fp32`](Self::fp32)).
 #[repr(C, align(64))]
 pub struct L0a {
     /// P rounded to BF16.
@@ -120,8 +111,10 @@ pub struct L0a {
     pub low: PTile,
     /// What it took from the largest P of each row ([`Precision::Bf16`](crate::Precision)), if that isn't a power of two.
     pub residuals: Residuals,
-    /// What each row's products count for: P is so much smaller than it were relative to the reference.
+    /// The factor of each row's products: P is smaller by it than relative to the reference.
     pub weights: [f32; PANEL_ROWS],
+    /// What C2 adds to the bits of each row of O before it accumulates.
+    pub increment: [i32; PANEL_ROWS],
 }
 
 /// What rounding took from a block's largest P of each row, as one more pair of P.
@@ -135,21 +128,21 @@ pub struct Residuals {
 }
 
 impl L0a {
-    /// P as it is, half of the keys x rows in either. Of each pair of keys the odd one comes
+    /// P in FP32, half of the keys x rows in either. Of each pair of keys the odd one comes
     /// first, which is the order of the sums.
     #[must_use]
-    pub fn whole(&self) -> [&PTileWhole; 2] {
+    pub fn fp32(&self) -> [&PTileFp32; 2] {
         [&self.high, &self.low].map(|half| bytemuck::cast_ref(&half.0))
     }
 
     /// The same, to be written.
-    pub fn whole_mut(&mut self) -> [&mut PTileWhole; 2] {
+    pub fn fp32_mut(&mut self) -> [&mut PTileFp32; 2] {
         [&mut self.high, &mut self.low].map(|half| bytemuck::cast_mut(&mut half.0))
     }
 }
 
-/// L0B: operands widened to FP32.
-pub type L0b = [Widened; 2];
+/// L0B: a packed strip of V, or operands in FP32.
+pub type L0b = [Fp32Tile; 2];
 
 /// L0C: the scores of the two items in flight.
 pub type L0c = [STile; crate::schedule::SCORE_TILES];
@@ -167,8 +160,6 @@ pub struct RowState {
     pub rounded_sum: [f32; PANEL_ROWS],
     /// Compensation `c` of the last block (compensated).
     pub c: [f32; PANEL_ROWS],
-    /// What the next C2 adds to the bits of O before it accumulates.
-    pub increment: [i32; PANEL_ROWS],
     /// S16 of the last block: the reference's fraction as a BF16 (compensated).
     pub factor: [f32; PANEL_ROWS],
 }
@@ -180,7 +171,6 @@ impl RowState {
         sum: [0.0; PANEL_ROWS],
         rounded_sum: [0.0; PANEL_ROWS],
         c: [0.0; PANEL_ROWS],
-        increment: [0; PANEL_ROWS],
         factor: [0.0; PANEL_ROWS],
     };
 
@@ -193,22 +183,19 @@ impl RowState {
     };
 }
 
-/// The on-chip memories of one task.
+/// The on-chip memories of one task, but for the K/V buffers.
 #[repr(C, align(64))]
 pub struct Tiles {
-    /// Q panels and the V block.
-    pub l1: L1,
+    /// Q, panel by panel (L1).
+    pub q: [QPanel; PANELS],
     /// P.
-    pub l0a: L0a,
-    /// Widened operands.
+    pub l0a: [L0a; P_TILES],
+    /// A strip of V, or operands in FP32.
     pub l0b: L0b,
     /// S.
     pub l0c: L0c,
     /// Row state.
     pub ub: [RowState; PANELS],
-    /// Rows put together or widened, where the caller's can't be used as they lie: the
-    /// NPU does the same by way of GM.
-    pub gm: RowTile,
 }
 
 /// FP32 numbers that one task leaves behind at most: O, and exponent and sum of
@@ -224,6 +211,8 @@ pub const MAX_PARTIAL: usize = GROUP_ROWS * (MAX_D_V + 2);
 #[repr(C, align(64))]
 pub struct Workspace {
     pub(crate) tiles: Tiles,
+    /// The K/V buffers (L1): keys or values that can't be used in place.
+    pub(crate) kv: RowTile,
     /// Where a row group's splits are folded together, and the split in flight.
     pub(crate) partials: [[f32; MAX_PARTIAL]; 2],
 }
@@ -234,24 +223,24 @@ impl Workspace {
     pub const fn new() -> Self {
         Self {
             tiles: Tiles {
-                l1: L1 {
-                    q: [Tile([[0; _]; _]); _],
-                    v: [[Tile([[0; _]; _]); _]; _],
-                },
-                l0a: L0a {
-                    high: Tile([[0; _]; _]),
-                    low: Tile([[0; _]; _]),
-                    residuals: Residuals {
-                        pair: [0; _],
-                        p: [0; _],
-                    },
-                    weights: [0.0; _],
-                },
+                q: [Tile([[0; _]; _]); _],
+                l0a: [const {
+                    L0a {
+                        high: Tile([[0; _]; _]),
+                        low: Tile([[0; _]; _]),
+                        residuals: Residuals {
+                            pair: [0; _],
+                            p: [0; _],
+                        },
+                        weights: [0.0; _],
+                        increment: [0; _],
+                    }
+                }; _],
                 l0b: [Tile([[0.0; _]; _]); _],
                 l0c: [Tile([[0.0; _]; _]); _],
                 ub: [RowState::ZERO; _],
-                gm: [[bf16::ZERO; _]; _],
             },
+            kv: [[bf16::ZERO; _]; _],
             partials: [[0.0; _]; _],
         }
     }
@@ -270,13 +259,12 @@ const _: () = {
     // ... of which ours fill each to the byte, and a group has the paper's rows.
     if !SMALL {
         assert!(size_of::<QPanel>() == ascend::L1_BUFFER);
-        assert!(size_of::<VBuffer>() == ascend::L1_BUFFER);
-        assert!(size_of::<L1>() == (ascend::QP_BUFFERS + ascend::KV_BUFFERS) * ascend::L1_BUFFER);
+        assert!(size_of::<RowTile>() == ascend::KV_BUFFERS * ascend::L1_BUFFER);
         assert!(GROUP_ROWS == ascend::M);
     }
     // L0 and UB: each half within its half.
     assert!(size_of::<PTile>() <= ascend::L0A / 2 && size_of::<L0a>() <= ascend::L0A);
-    assert!(size_of::<Widened>() <= ascend::L0B / 2 && size_of::<L0b>() <= ascend::L0B);
+    assert!(size_of::<Fp32Tile>() <= ascend::L0B / 2 && size_of::<L0b>() <= ascend::L0B);
     assert!(size_of::<STile>() <= ascend::L0C / 2 && size_of::<L0c>() <= ascend::L0C);
     assert!(size_of::<[RowState; PANELS]>() <= ascend::UB);
     // Small: of 256 KiB, a third is left for the host.
@@ -284,32 +272,32 @@ const _: () = {
     assert!(align_of::<Workspace>() == 64);
     // No padding anywhere, so that the workspace is plain memory.
     assert!(size_of::<QPanel>() == 4 * MAX_D_QK / 2 * PANEL_ROWS);
-    assert!(size_of::<VStrip>() == 4 * BLOCK_PAIRS * STRIP);
     assert!(size_of::<STile>() == 4 * BLOCK_KEYS * PANEL_ROWS);
     assert!(size_of::<PTile>() == 4 * BLOCK_PAIRS * PANEL_ROWS);
-    assert!(size_of::<Widened>() == 4 * ascend::BASE_K * WIDENED_ROWS);
-    assert!(size_of::<L0a>() == 2 * size_of::<PTile>() + size_of::<Residuals>() + 4 * PANEL_ROWS);
-    assert!(size_of::<L1>() == PANELS * size_of::<QPanel>() + 9 * size_of::<VStrip>());
+    assert!(size_of::<Fp32Tile>() == 4 * ascend::BASE_K * FP32_ROWS);
+    assert!(
+        size_of::<L0a>() == 2 * size_of::<PTile>() + size_of::<Residuals>() + 2 * 4 * PANEL_ROWS
+    );
     assert!(size_of::<Residuals>() == PANEL_ROWS * 2 * 4);
-    assert!(size_of::<RowState>() == PANEL_ROWS * 6 * 4);
+    assert!(size_of::<RowState>() == PANEL_ROWS * 5 * 4);
     assert!(
         size_of::<Tiles>()
-            == size_of::<L1>()
-                + size_of::<L0a>()
+            == PANELS * size_of::<QPanel>()
+                + P_TILES * size_of::<L0a>()
                 + size_of::<L0b>()
                 + size_of::<L0c>()
                 + PANELS * size_of::<RowState>()
-                + size_of::<RowTile>()
     );
-    assert!(size_of::<Workspace>() == size_of::<Tiles>() + 2 * 4 * MAX_PARTIAL);
-    // V of the widest value fits into the K/V buffers, strip by strip.
-    assert!(MAX_D_V / STRIP <= ascend::KV_BUFFERS * BUFFER_STRIPS);
+    assert!(
+        size_of::<Workspace>() == size_of::<Tiles>() + size_of::<RowTile>() + 2 * 4 * MAX_PARTIAL
+    );
     // A block is whole in every register tile: 24, 12, 8, 6 or 4 keys; and so is either half
     // of it in pairs.
     assert!(BLOCK_KEYS.is_multiple_of(TILE_KEYS) && BLOCK_PAIRS.is_multiple_of(2));
-    // L0B holds each operand: Q's depth of 96, a register tile's keys, half a block of a strip.
-    assert!(WIDENED_ROWS >= PANEL_ROWS && WIDENED_ROWS >= TILE_KEYS);
-    assert!(BLOCK_PAIRS * STRIP <= ascend::BASE_K * WIDENED_ROWS);
-    // What is put together is a block's keys or a panel's queries.
+    // L0B holds each operand: Q's depth of 96, a register tile's keys, half a block of a strip
+    // in FP32, or all of it packed.
+    assert!(FP32_ROWS >= PANEL_ROWS && FP32_ROWS >= TILE_KEYS);
+    assert!(BLOCK_PAIRS * STRIP <= ascend::BASE_K * FP32_ROWS);
+    // A panel's queries fit where a block's keys do.
     assert!(BLOCK_KEYS >= PANEL_ROWS);
 };

@@ -1,8 +1,8 @@
 //! The preload pipeline: AMLA's order, and the theorem behind it.
 
 use amla::schedule::{
-    Bound, PRELOAD_COUNT, PROBABILITY_TILES, Phase, Rotation, SCORE_TILES, ScheduleError, Stage,
-    Step, preload, preload_by, rotation, splits,
+    Bound, Cycle, PRELOAD_COUNT, PROBABILITY_TILES, Phase, Rotation, SCORE_TILES, ScheduleError,
+    Stage, Step, cycles, preload, preload_by, rotation, splits,
 };
 use proptest::prelude::*;
 
@@ -19,6 +19,29 @@ fn steps(items: usize) -> Vec<Step> {
 
 fn stages(items: usize) -> Vec<Stage> {
     preload(items).map(|step| step.stage).collect()
+}
+
+/// Run one after the other, the stages of all cycles come in the paper's order, or in turn.
+#[test]
+fn cycles_are_the_preload_order() {
+    let stages = |items, preload| -> Vec<_> {
+        let stages = cycles(items, preload).flat_map(|Cycle { c1, v1, c2 }| {
+            let [c1, v1, c2] = [c1.map(Stage::C1), v1.map(Stage::V1), c2.map(Stage::C2)];
+            if preload == 0 {
+                [c1, v1, c2]
+            } else {
+                [c1, c2, v1]
+            }
+        });
+        stages.flatten().collect()
+    };
+    for items in 0..12 {
+        for count in [0, PRELOAD_COUNT] {
+            let order = preload_by(items, count).map(|step| step.stage);
+            let order: Vec<_> = order.filter(|&stage| stage != Stage::Last).collect();
+            assert_eq!(stages(items, count), order);
+        }
+    }
 }
 
 #[test]

@@ -15,11 +15,13 @@ use half::bf16;
 
 use super::fp32::{self, backend};
 use super::simd::{self, Simd};
-use super::{Close, Kernel, Left, Pv, Rows, Softmax, detect, scalar, softmax};
+use super::{
+    Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, detect, prefetch, scalar, softmax,
+};
 use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
-use crate::tile::{L0a, L0b, OStrip, QPanel, RowState, STRIP, STile, VBuffer};
+use crate::tile::{L0a, L0b, ORow, QPanel, RowState, STRIP, STile};
 
 const LANES: usize = 8;
 
@@ -223,6 +225,6 @@ backend! {
     pack: scalar;
     c1: _ => 6 x 2;
     c2: 2;
-    asking: 8;
+    prefetching: 8;
     chains: 12;
 }

@@ -11,24 +11,21 @@
 //! fastest backend (`docs/adr/0009`).
 #![allow(unsafe_code, reason = "calls of feature-gated functions")]
 
-mod stream;
-
 use half::bf16;
 
 use super::fp32::{self, backend};
 use super::zmm::{self, Zmm};
-use super::{Close, Kernel, Left, Pv, Rows, Softmax, simd, softmax};
+use super::{Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, prefetch, simd, softmax};
 use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
-use crate::tile::{L0a, L0b, OStrip, QPanel, RowState, STRIP, STile, VBuffer};
+use crate::tile::{L0a, L0b, ORow, QPanel, RowState, STRIP, STile};
 
 backend! {
     Zmm, features: "avx512bw,avx512dq,avx512vl";
     pack: zmm;
     c1: 0..=16 => 24 x 1, 17..=32 => 12 x 2, 33..=48 => 8 x 3, _ => 6 x 4;
     c2: 4;
-    asking: 32;
-    stream: stream;
+    prefetching: 32;
     chains: 24;
 }

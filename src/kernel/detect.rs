@@ -5,7 +5,7 @@
 #[cfg(all(target_arch = "aarch64", not(amla_tiles = "small")))]
 pub use aarch64::has_bf16;
 #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
-pub use x86::{asking, has_avx2, has_avx512, has_avx512_bf16, slow_bf16_dots};
+pub use x86::{core, has_avx2, has_avx512, has_avx512_bf16, slow_bf16_dots};
 #[cfg(all(
     target_arch = "x86_64",
     target_os = "linux",
@@ -145,7 +145,7 @@ mod aarch64 {
 mod x86 {
     use core::arch::x86_64::{__cpuid_count, _xgetbv, CpuidResult};
 
-    use crate::kernel::prefetch::Asking;
+    use crate::kernel::prefetch::Core;
 
     const AVX2: u32 = 1;
     const AVX512: u32 = 2;
@@ -189,14 +189,12 @@ mod x86 {
         features() & INTEL != 0
     }
 
-    /// How memory is best asked for lines: Intel's cores have 16 slots for lines on their way to L1d, which each request keeps
-    /// for as long as memory takes, and three times as many for those to L2, and drop nothing. Zen 4's gain even more by
-    /// asking into L2, but drop some, and Zen 5's gain nothing (`docs/adr/0026`).
-    pub fn asking() -> Asking {
+    /// The kind of core, for its prefetches and dots. Others that are unknown count as Zen 5.
+    pub fn core() -> Core {
         match features() {
-            found if found & INTEL != 0 => Asking::L2,
-            found if found & ZEN_4 != 0 => Asking::L2Twice,
-            _ => Asking::L1dTwice,
+            found if found & INTEL != 0 => Core::Intel,
+            found if found & ZEN_4 != 0 => Core::Zen4,
+            _ => Core::Zen5,
         }
     }
 

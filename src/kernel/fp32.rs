@@ -1,10 +1,10 @@
-//! C1 and C2 for backends that multiply in FP32, over any vectors: the operands of a
-//! 64 x 64 x 96 step are widened into L0B, and one register tile does both.
+//! C1 and C2 of panels for backends that multiply in FP32, over any vectors: the operands of a
+//! 64 x 64 x 96 step are converted into L0B, and one register tile does both.
 //!
 //! The depth of 96 is the paper's baseK in C1, and half a block's keys in C2; small tiles have
 //! fewer rows and keys. Of each pair the odd element comes first, as the dot instructions have it:
-//! S is then the same to the bit. The operand across the lanes is widened by the first tile that
-//! needs it, on its way through the registers, and used 64 times; the other one a few rows at a
+//! S is then the same to the bit. The operand across the lanes is converted by the first tile that
+//! needs it, on its way through the registers, and used by all rows; the other one is converted a few rows at a
 //! time, so that out-of-order execution hides it behind the tile before.
 #![allow(unsafe_code, reason = "loads of single numbers within a register tile")]
 #![allow(
@@ -12,18 +12,14 @@
     reason = "counted loops unroll early, so that accumulators become registers"
 )]
 
-pub mod few;
-
 use core::ops::Range;
 
 use half::bf16;
 
-use super::prefetch::{Ahead, LINE};
+use super::prefetch::{Hint, LINE, Spread};
 use super::simd::{Simd, even, lanes, lanes_mut, odd, pairs};
-use super::{Left, Pv, Rows, scalar};
-use crate::tile::{
-    BLOCK_PAIRS, L0a, L0b, OStrip, PANEL_ROWS, PTileWhole, STRIP, STile, VBuffer, Widened, ascend,
-};
+use super::{Columns, Pv, Qk, Skipped, scalar};
+use crate::tile::{BLOCK_PAIRS, Fp32Tile, L0a, L0b, ORow, PANEL_ROWS, STRIP, STile, ascend};
 
 /// Pairs of one step of C1.
 const PAIRS: usize = ascend::BASE_K / 2;
@@ -46,10 +42,10 @@ pub const fn step(rows: usize, asking: usize) -> usize {
 type Keys<'a> = Single<'a, DEPTH, 1, PAIRS>;
 /// C2: P, keys x rows.
 type Probabilities<'a> = Single<'a, 1, { 2 * PANEL_ROWS }, PANEL_ROWS>;
-/// The operand across the lanes, widened: of each pair the odd element's row first.
+/// The operand across the lanes, converted: of each pair the odd element's row first.
 type Operand<const WIDTH: usize, const PAIRS: usize> = [[[f32; WIDTH]; 2]; PAIRS];
 
-/// The operand across the lanes before it is widened, by pairs.
+/// The operand across the lanes before it is converted, by pairs.
 trait Narrow<S: Simd> {
     /// Element `h` of pair `p`.
     type Row<'a>: Copy
@@ -94,7 +90,7 @@ impl<S: Simd> Narrow<S> for Queries<'_> {
 }
 
 /// V: the columns of a strip, as they lie in the cache. Of two vectors one has the columns of
-/// even index, one the others: that is what widening yields.
+/// even index, one the others: that is what conversion yields.
 struct Values<'a> {
     /// At least one, and the strip lies within each.
     rows: &'a [&'a [bf16]],
@@ -118,14 +114,14 @@ impl<S: Simd> Narrow<S> for Values<'_> {
         let (k, last) = (2 * p + 1 - h, self.rows.len() - 1);
         // SAFETY: both indices are at most `last`, of a row that there is, as `pv`, which alone makes one of these, takes its
         // rows from `chunks`, none of which is empty; the strip lies within every row, as `pv` asserts.
-        let [row, ahead] = unsafe {
+        let [row, prefetch] = unsafe {
             [k, k + AHEAD].map(|k| {
                 let row = self.rows.get_unchecked(k.min(last)).as_ptr();
                 row.add(self.strip * STRIP)
             })
         };
-        simd.prefetch(ahead);
-        simd.prefetch(ahead.wrapping_add(LINE));
+        simd.prefetch(prefetch);
+        simd.prefetch(prefetch.wrapping_add(LINE));
         if k > last {
             return &ZEROS;
         }
@@ -163,7 +159,7 @@ enum Start<'a> {
 }
 
 /// The register tile: `c[m][n] (+)= sum over k of a[m][k] * b[k][n]` for `M` rows and the
-/// `N` vectors from `column` on. With `FIRST` it widens `b` from the narrow operand and tells
+/// `N` vectors from `column` on. With `FIRST` it converts `b` from the narrow operand and tells
 /// whether all that it added up is finite.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "inlined everywhere")]
@@ -186,7 +182,7 @@ fn tile<
     column: usize,
     start: Start<'_>,
     c: &mut [[f32; WIDTH]],
-    ahead: &mut Ahead<'_>,
+    prefetch: &mut Spread<'_>,
 ) -> bool {
     let c = &mut c[..M];
     let first = column / S::LANES;
@@ -209,7 +205,7 @@ fn tile<
     let pairs = narrow.pairs();
     if STEP < PAIRS {
         for step in (0..pairs).step_by(STEP) {
-            ahead.step_far(simd);
+            prefetch.step(simd, Hint::L2);
             let some = step..pairs.min(step + STEP);
             accumulate::<S, M, N, FIRST, ROW, PAIR, HALF, _, _>(
                 simd, a, narrow, b, first, some, &mut acc,
@@ -303,28 +299,26 @@ fn accumulate<
 #[inline(always)]
 pub fn qk<S: Simd, const KEYS: usize, const N: usize, const STEP: usize>(
     simd: S,
+    call: &Qk<'_>,
     q: &[[u32; PANEL_ROWS]],
-    rows: usize,
-    keys: &Rows<'_>,
-    next: &[&[bf16]],
     scratch: &mut L0b,
     s: &mut STile,
 ) {
-    let keys = keys.as_slice();
+    let (keys, rows) = (call.keys.as_slice(), call.rows);
     let tiles = keys.len().div_ceil(KEYS) * rows.div_ceil(N * S::LANES);
-    let ahead = &mut Ahead::of(next, tiles * q.len() / STEP);
+    let prefetch = &mut Spread::of(call.prefetch, tiles * q.len() / STEP);
     let [a, b] = scratch;
     let (a, b) = (a.0.as_flattened_mut(), operand(b));
     let (whole, rest) = q.as_chunks::<PAIRS>();
     for (step, q) in whole.iter().enumerate() {
         let feature = step * DEPTH;
-        qk_step::<S, KEYS, N, STEP, DEPTH>(simd, q, rows, keys, feature, a, b, s, ahead);
+        qk_step::<S, KEYS, N, STEP, DEPTH>(simd, q, rows, keys, feature, a, b, s, prefetch);
     }
     let feature = whole.len() * DEPTH;
     match rest.len() {
         0 => {}
-        16 => qk_step::<S, KEYS, N, STEP, 32>(simd, rest, rows, keys, feature, a, b, s, ahead),
-        _ => qk_step::<S, KEYS, N, STEP, 64>(simd, rest, rows, keys, feature, a, b, s, ahead),
+        16 => qk_step::<S, KEYS, N, STEP, 32>(simd, rest, rows, keys, feature, a, b, s, prefetch),
+        _ => qk_step::<S, KEYS, N, STEP, 64>(simd, rest, rows, keys, feature, a, b, s, prefetch),
     }
 }
 
@@ -340,7 +334,7 @@ fn qk_step<S: Simd, const KEYS: usize, const N: usize, const STEP: usize, const 
     a: &mut [f32],
     b: &mut Operand<PANEL_ROWS, PAIRS>,
     s: &mut STile,
-    ahead: &mut Ahead<'_>,
+    prefetch: &mut Spread<'_>,
 ) {
     let start = if feature == 0 {
         Start::Zero
@@ -360,17 +354,17 @@ fn qk_step<S: Simd, const KEYS: usize, const N: usize, const STEP: usize, const 
         for (i, a) in a.chunks_exact_mut(DEPTH).take(KEYS).enumerate() {
             // A group at the end repeats its last key; nobody reads the copies.
             let key = &keys[(first + i).min(keys.len() - 1)][feature..feature + WIDTH];
-            widen_key::<S, WIDTH>(simd, key, a);
+            convert_key::<S, WIDTH>(simd, key, a);
         }
         let (a, q, s) = (&Keys::of(a), &Queries(q), &mut s.0[first..]);
         for column in (0..rows).step_by(N * S::LANES) {
             if first == 0 {
                 tile::<S, KEYS, N, true, STEP, DEPTH, 1, PAIRS, _, _>(
-                    simd, a, q, b, column, start, s, ahead,
+                    simd, a, q, b, column, start, s, prefetch,
                 );
             } else {
                 tile::<S, KEYS, N, false, STEP, DEPTH, 1, PAIRS, _, _>(
-                    simd, a, q, b, column, start, s, ahead,
+                    simd, a, q, b, column, start, s, prefetch,
                 );
             }
         }
@@ -383,114 +377,152 @@ impl<'a, const ROW: usize, const PAIR: usize, const HALF: usize> Single<'a, ROW,
     }
 }
 
-/// Both [`super::Kernel::pv`] and [`super::Kernel::pv_direct`], over values wherever they lie,
-/// with register tiles of 6 rows x `N` vectors.
+/// [`super::Kernel::pv`] with register tiles of 6 rows x `N` vectors.
 #[inline(always)]
 pub fn pv<S: Simd, const N: usize>(
     simd: S,
     call: &Pv<'_>,
-    p: &L0a,
-    values: &[&[bf16]],
+    strips: usize,
+    p: &[&L0a],
     scratch: &mut L0b,
-    o: &mut [OStrip],
-) -> Left {
-    assert!(values.iter().all(|row| row.len() >= o.len() * STRIP));
-    let nothing = &mut Ahead::of(&[], 0);
+    o: &mut [ORow],
+) -> Skipped {
+    let values = call.values.as_slice();
+    assert!(values.iter().all(|row| row.len() >= strips * STRIP));
     let [draft, b] = scratch;
     let (draft, b) = (
         &mut draft.0.as_flattened_mut().as_chunks_mut().0[..HEIGHT],
         operand(b),
     );
-    let mut left = Left::NOTHING;
-    for (half, (p, rows)) in p
-        .whole()
-        .into_iter()
-        .zip(values.chunks(2 * KEY_PAIRS))
-        .enumerate()
-    {
-        for (strip, o) in o.iter_mut().enumerate() {
-            let bit = 1 << strip;
-            if left.all & bit != 0 {
+    let mut skipped = Skipped::NONE;
+    for (half, rows) in values.chunks(2 * KEY_PAIRS).enumerate() {
+        for strip in 0..strips {
+            if skipped.all & 1 << strip != 0 {
                 continue;
             }
-            let values = Values { rows, strip };
-            let start = match call.increment {
-                _ if half > 0 => Start::Load,
-                Some(increment) => Start::Rescale(increment),
-                None => Start::Zero,
-            };
-            if !pv_strip::<S, N>(simd, call.rows, p, &values, draft, b, start, o, nothing) {
-                let left = if half == 0 {
-                    &mut left.all
-                } else {
-                    &mut left.tail
+            let values = &Values { rows, strip };
+            for (panel, p) in p.iter().enumerate() {
+                let mut tile = StripTile::<S> {
+                    simd,
+                    p: p.fp32()[half].as_flattened().as_flattened(),
+                    values,
+                    start: match half {
+                        0 if call.first => Start::Zero,
+                        0 => Start::Rescale(&p.increment),
+                        _ => Start::Load,
+                    },
+                    b: &mut *b,
                 };
-                *left |= bit;
+                let o = &mut call.strip(panel, strip, strips, o)[..call.panel_rows(panel)];
+                if panel > 0 {
+                    tile.rows::<N>(0, HEIGHT, o);
+                } else if !tile.convert::<N>(draft, o) {
+                    if half == 0 {
+                        skipped.all |= 1 << strip;
+                    } else {
+                        skipped.tail |= 1 << strip;
+                    }
+                    break;
+                }
             }
         }
     }
-    left
+    skipped
 }
 
 /// Rows of a register tile of C2.
 const HEIGHT: usize = 6;
 
-/// One strip and half of the keys; `false`, and O as it was, if V isn't finite.
-#[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "inlined everywhere")]
-fn pv_strip<S: Simd, const N: usize>(
+/// A strip of O of a panel, over half of a block's keys.
+struct StripTile<'a, S> {
     simd: S,
-    rows: usize,
-    p: &PTileWhole,
-    values: &Values<'_>,
-    draft: &mut [[f32; STRIP]],
-    b: &mut Operand<STRIP, KEY_PAIRS>,
-    start: Start<'_>,
-    o: &mut OStrip,
-    ahead: &mut Ahead<'_>,
-) -> bool {
-    let p = p.as_flattened().as_flattened();
-    // The first rows go by way of a draft, until all values are known to be finite: one that
-    // isn't makes no row's O finite, since 0 times it is NaN.
-    let first = rows.min(HEIGHT);
-    let draft = &mut draft[..first];
-    if !matches!(start, Start::Zero) {
-        copy_rows(simd, &o[..first], draft);
-    }
-    if let Start::Rescale(increment) = start {
-        rescale_rows(simd, draft, &increment[..first], 0..STRIP / S::LANES);
-    }
-    let mut finite = true;
-    for column in (0..STRIP).step_by(N * S::LANES) {
-        let start = match start {
-            Start::Zero => start,
+    p: &'a [f32],
+    values: &'a Values<'a>,
+    start: Start<'a>,
+    /// V in FP32, once it is converted.
+    b: &'a mut Operand<STRIP, KEY_PAIRS>,
+}
+
+impl<S: Simd> StripTile<'_, S> {
+    /// All rows, the first of which convert V; `false`, and O as it was, if V isn't finite.
+    #[inline(always)]
+    fn convert<const N: usize>(&mut self, draft: &mut [ORow], o: &mut [ORow]) -> bool {
+        let simd = self.simd;
+        // The first rows have a draft, until all values are known to be finite: one that
+        // isn't makes no row's O finite, since 0 times it is NaN.
+        let first = o.len().min(HEIGHT);
+        let draft = &mut draft[..first];
+        if !matches!(self.start, Start::Zero) {
+            copy_rows(simd, &o[..first], draft);
+        }
+        if let Start::Rescale(increment) = self.start {
+            rescale_rows(simd, draft, &increment[..first], 0..STRIP / S::LANES);
+        }
+        let start = match self.start {
+            Start::Zero => Start::Zero,
             _ => Start::Load,
         };
-        let a = &Probabilities::of(p);
-        finite &= pv_tile::<S, N, true>(simd, first, a, values, b, column, start, draft, ahead);
+        let mut finite = true;
+        for column in (0..STRIP).step_by(N * S::LANES) {
+            finite &= self.tile::<N, true>(0, first, column, start, draft);
+        }
+        if !finite {
+            let columns = self.values.strip * STRIP..(self.values.strip + 1) * STRIP;
+            if !scalar::finite(self.values.rows.iter().copied(), &columns) {
+                return false;
+            }
+        }
+        copy_rows(simd, draft, &mut o[..first]);
+        self.rows::<N>(first, first, o);
+        true
     }
-    if !finite {
-        let columns = values.strip * STRIP..(values.strip + 1) * STRIP;
-        if !scalar::finite(values.rows.iter().copied(), &columns) {
-            return false;
+
+    /// The rows from `from` on, up to `height` in a tile, with V converted.
+    #[inline(always)]
+    fn rows<const N: usize>(&mut self, from: usize, height: usize, o: &mut [ORow]) {
+        for column in (0..STRIP).step_by(N * S::LANES) {
+            let mut row = from;
+            while row < o.len() {
+                let start = match self.start {
+                    Start::Rescale(increment) => Start::Rescale(&increment[row..]),
+                    start => start,
+                };
+                let rows = (o.len() - row).min(height);
+                self.tile::<N, false>(row, rows, column, start, &mut o[row..]);
+                row += rows;
+            }
         }
     }
-    copy_rows(simd, draft, &mut o[..first]);
-    for column in (0..STRIP).step_by(N * S::LANES) {
-        let mut row = first;
-        while row < rows {
-            let start = match start {
-                Start::Rescale(increment) => Start::Rescale(&increment[row..]),
-                _ => start,
+
+    /// A register tile of `rows` rows, whose P begins with `row`.
+    #[inline(always)]
+    fn tile<const N: usize, const FIRST: bool>(
+        &mut self,
+        row: usize,
+        rows: usize,
+        column: usize,
+        start: Start<'_>,
+        o: &mut [ORow],
+    ) -> bool {
+        const PAIR: usize = 2 * PANEL_ROWS;
+        macro_rules! tiles {
+            ($($rows:pat => $m:literal,)*) => {
+                match rows {
+                    $($rows => tile::<S, $m, N, FIRST, KEY_PAIRS, 1, PAIR, PANEL_ROWS, _, _>(
+                        self.simd,
+                        &Probabilities::of(&self.p[row..]),
+                        self.values,
+                        self.b,
+                        column,
+                        start,
+                        o,
+                        &mut Spread::of(&[], 0),
+                    ),)*
+                }
             };
-            let a = &Probabilities::of(&p[row..]);
-            let height = (rows - row).min(first);
-            let o = &mut o[row..];
-            pv_tile::<S, N, false>(simd, height, a, values, b, column, start, o, ahead);
-            row += height;
         }
+        tiles!(1 => 1, 2 => 2, 3 => 3, 4 => 4, 5 => 5, _ => 6,)
     }
-    true
 }
 
 /// Vector by vector: calls of `memcpy` for so little are 1 % of C2.
@@ -522,55 +554,18 @@ fn rescale_rows<S: Simd, const WIDTH: usize>(
     }
 }
 
-/// One tile of C2 of `rows` rows.
-#[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "inlined everywhere")]
-fn pv_tile<S: Simd, const N: usize, const FIRST: bool>(
-    simd: S,
-    rows: usize,
-    a: &Probabilities<'_>,
-    v: &Values<'_>,
-    b: &mut Operand<STRIP, KEY_PAIRS>,
-    column: usize,
-    start: Start<'_>,
-    o: &mut [[f32; STRIP]],
-    ahead: &mut Ahead<'_>,
-) -> bool {
-    const PAIR: usize = 2 * PANEL_ROWS;
-    match rows {
-        1 => tile::<S, 1, N, FIRST, KEY_PAIRS, 1, PAIR, PANEL_ROWS, _, _>(
-            simd, a, v, b, column, start, o, ahead,
-        ),
-        2 => tile::<S, 2, N, FIRST, KEY_PAIRS, 1, PAIR, PANEL_ROWS, _, _>(
-            simd, a, v, b, column, start, o, ahead,
-        ),
-        3 => tile::<S, 3, N, FIRST, KEY_PAIRS, 1, PAIR, PANEL_ROWS, _, _>(
-            simd, a, v, b, column, start, o, ahead,
-        ),
-        4 => tile::<S, 4, N, FIRST, KEY_PAIRS, 1, PAIR, PANEL_ROWS, _, _>(
-            simd, a, v, b, column, start, o, ahead,
-        ),
-        5 => tile::<S, 5, N, FIRST, KEY_PAIRS, 1, PAIR, PANEL_ROWS, _, _>(
-            simd, a, v, b, column, start, o, ahead,
-        ),
-        _ => tile::<S, 6, N, FIRST, KEY_PAIRS, 1, PAIR, PANEL_ROWS, _, _>(
-            simd, a, v, b, column, start, o, ahead,
-        ),
-    }
-}
-
 /// L0B's memory as an operand.
 #[inline(always)]
 fn operand<const WIDTH: usize, const PAIRS: usize>(
-    memory: &mut Widened,
+    memory: &mut Fp32Tile,
 ) -> &mut Operand<WIDTH, PAIRS> {
     let numbers = &mut memory.0.as_flattened_mut()[..2 * WIDTH * PAIRS];
     &mut bytemuck::cast_slice_mut(numbers)[0]
 }
 
-/// Widens `WIDTH` features of a key, the odd ones before the even ones.
+/// Converts `WIDTH` features of a key, the odd ones before the even ones.
 #[inline(always)]
-fn widen_key<S: Simd, const WIDTH: usize>(simd: S, key: &[bf16], to: &mut [f32]) {
+fn convert_key<S: Simd, const WIDTH: usize>(simd: S, key: &[bf16], to: &mut [f32]) {
     let (odds, evens) = to.split_at_mut(PAIRS);
     let (odds, evens) = (lanes_mut::<S>(odds), lanes_mut::<S>(evens));
     for v in 0..WIDTH / 2 / S::LANES {
@@ -580,50 +575,15 @@ fn widen_key<S: Simd, const WIDTH: usize>(simd: S, key: &[bf16], to: &mut [f32])
     }
 }
 
-/// [`super::Kernel::pack_v`]: values that nobody can use as they lie, one behind the other.
+/// [`super::Kernel::permute`]: [`Values`] has columns of even index apart from others.
 #[inline(always)]
-pub fn pack_v(d_v: usize, values: &[&[bf16]], first: usize, v: &mut [VBuffer; 3]) -> bool {
-    let strips = v.as_flattened_mut().iter_mut();
-    let rows = strips.flat_map(|strip| {
-        let memory: &mut [bf16] = bytemuck::cast_slice_mut(strip.0.as_flattened_mut());
-        memory.chunks_exact_mut(d_v)
-    });
-    let mut non_finite = false;
-    for (value, row) in values.iter().zip(rows.skip(first)) {
-        for (value, row) in value.iter().zip(row) {
-            *row = *value;
-            non_finite |= value.to_bits() & 0x7f80 == 0x7f80;
-        }
-    }
-    non_finite
-}
-
-/// What [`pack_v`] left.
-#[inline(always)]
-pub fn packed(d_v: usize, v: &[VBuffer; 3], keys: usize) -> Rows<'_> {
-    let mut rows = Rows::NONE;
-    rows.gather(
-        v.as_flattened()
-            .iter()
-            .flat_map(|strip| {
-                let memory: &[bf16] = bytemuck::cast_slice(strip.0.as_flattened());
-                memory.chunks_exact(d_v)
-            })
-            .take(keys),
-    );
-    rows
-}
-
-/// Puts the columns of O in order, or `back` into that of [`Values`].
-#[inline(always)]
-pub fn settle<S: Simd>(simd: S, o: &mut [OStrip], rows: usize, back: bool) {
-    for o in o.iter_mut().flat_map(|o| &mut o[..rows]) {
+pub fn permute<S: Simd>(simd: S, o: &mut [ORow], to: Columns) {
+    for o in o {
         for [a, b] in lanes_mut::<S>(o).as_chunks_mut().0 {
             let pair = [simd.load(a), simd.load(b)];
-            let [first, second] = if back {
-                simd.deinterleave(pair[0], pair[1])
-            } else {
-                simd.interleave(pair[0], pair[1])
+            let [first, second] = match to {
+                Columns::Own => simd.deinterleave(pair[0], pair[1]),
+                Columns::Natural => simd.interleave(pair[0], pair[1]),
             };
             simd.store(first, a);
             simd.store(second, b);
@@ -633,8 +593,8 @@ pub fn settle<S: Simd>(simd: S, o: &mut [OStrip], rows: usize, back: bool) {
 
 /// [`super::Kernel::prob`]
 pub fn prob(p: &L0a, k: usize, r: usize) -> f32 {
-    let (half, k) = (k / Left::TAIL, k % Left::TAIL);
-    p.whole()[half][k / 2][1 - k % 2][r]
+    let (half, k) = (k / Skipped::TAIL, k % Skipped::TAIL);
+    p.fp32()[half][k / 2][1 - k % 2][r]
 }
 
 /// Puts it there.
@@ -643,8 +603,8 @@ pub fn prob(p: &L0a, k: usize, r: usize) -> f32 {
     allow(dead_code, reason = "for backends of other processors")
 )]
 pub fn put_prob(p: &mut L0a, k: usize, r: usize, prob: f32) {
-    let (half, k) = (k / Left::TAIL, k % Left::TAIL);
-    p.whole_mut()[half][k / 2][1 - k % 2][r] = prob;
+    let (half, k) = (k / Skipped::TAIL, k % Skipped::TAIL);
+    p.fp32_mut()[half][k / 2][1 - k % 2][r] = prob;
 }
 
 /// [`super::Kernel::dot_loop`] with `CHAINS` independent sums.
@@ -668,150 +628,90 @@ pub fn dot_loop<S: Simd, const CHAINS: usize>(simd: S, iterations: u64) -> u64 {
 /// Makes a capability token that has vectors ([`Simd`]) a backend: each kernel inlined
 /// into a function that has the features, if there are any.
 ///
-/// Register tiles of C1 are `keys x vectors`, each for panels of up to so many rows; of
-/// C2, rows x `vectors`. Up to `asking` rows C1 asks memory for rows to come. What goes through all stages a few keys
-/// at a time is a module, if there is one: `stream`.
+/// Register tiles of C1 are `keys x vectors`, each for panels of up to some number of rows; of
+/// C2, rows x `vectors`. Groups of up to `prefetching` rows prefetch keys to come in C1.
 macro_rules! backend {
     (
         $token:ident $(, features: $features:literal)?;
         pack: $pack:ident;
         c1: $($rows:pat => $keys:literal x $vectors:literal),*;
         c2: $columns:literal;
-        asking: $asking:literal;
-        $(stream: $stream:ident;)?
+        prefetching: $prefetching:literal;
         chains: $chains:literal;
     ) => {
         #[allow(unsafe_code, reason = "calls of feature-gated functions")]
         #[allow(unused_unsafe, reason = "without features they are safe")]
         impl Kernel for $token {
-            const DIRECT_ROWS: usize = usize::MAX;
-            const ASKING_ROWS: usize = $asking;
-            $(const STREAM_ROWS: usize = $stream::ROWS;)?
-
-            fn pv_asks(self, rows: usize) -> usize {
-                // With streams, few rows are what is left of many.
-                if Self::STREAM_ROWS == 0 && rows <= fp32::few::FEW_ROWS {
-                    64
+            fn prefetch_budget(self, rows: &prefetch::Shape) -> prefetch::Budget {
+                // Panels read parts of all keys of a block before the next parts.
+                if rows.group_rows <= $prefetching {
+                    prefetch::Budget::c1($crate::tile::BLOCK_KEYS, $crate::tile::BLOCK_KEYS)
                 } else {
-                    0
+                    prefetch::Budget::NONE
                 }
             }
 
-            fn lead(rows: usize) -> usize {
-                // Panels read parts of all keys of a block before the next parts.
-                if rows <= fp32::few::FEW_ROWS { 16 } else { $crate::tile::BLOCK_KEYS }
-            }
-
-            fn prob(self, p: &L0a, _precision: Precision, k: usize, r: usize) -> f32 {
-                fp32::prob(p, k, r)
-            }
-
-            fn widen(self, row: &Row<'_>, out: &mut [bf16]) {
-                $(#[target_feature(enable = $features)])?
+            fn convert(self, row: &Row<'_>, out: &mut [bf16]) {
+                $(#[cfg_attr(not(amla_emulated), target_feature(enable = $features))])?
                 fn run(simd: $token, row: &Row<'_>, out: &mut [bf16]) {
-                    $pack::widen_row(simd, row, out);
+                    $pack::convert_row(simd, row, out);
                 }
                 // SAFETY: the token proves the features.
                 unsafe { run(self, row, out) }
             }
 
-            fn pack_q<const D_QK: usize>(self, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
-                $(#[target_feature(enable = $features)])?
+            fn pack_q<const D_QK: usize>(
+                self,
+                rows: &[&[bf16]],
+                negate: bool,
+                _fused: bool,
+                panel: &mut QPanel,
+            ) {
+                $(#[cfg_attr(not(amla_emulated), target_feature(enable = $features))])?
                 fn run<const D_QK: usize>(
                     simd: $token,
                     rows: &[&[bf16]],
                     negate: bool,
                     panel: &mut QPanel,
                 ) {
-                    if rows.len() <= fp32::few::FEW_ROWS {
-                        fp32::few::pack_q(simd, D_QK, rows, negate, panel);
-                    } else {
-                        $pack::pack_q::<D_QK>(simd, rows, negate, panel);
-                    }
+                    $pack::pack_q::<D_QK>(simd, rows, negate, panel);
                 }
                 // SAFETY: the token proves the features.
                 unsafe { run::<D_QK>(self, rows, negate, panel) }
             }
 
-            fn pack_v<const D_V: usize>(
-                self,
-                values: &[&[bf16]],
-                first: usize,
-                _next: &[&[bf16]],
-                v: &mut [VBuffer; 3],
-            ) -> bool {
-                $(#[target_feature(enable = $features)])?
-                fn run(
-                    d_v: usize,
-                    values: &[&[bf16]],
-                    first: usize,
-                    v: &mut [VBuffer; 3],
-                ) -> bool {
-                    fp32::pack_v(d_v, values, first, v)
-                }
-                // SAFETY: the token proves the features.
-                unsafe { run(D_V, values, first, v) }
-            }
-
-            fn settle(self, o: &mut [OStrip], rows: usize, back: bool) {
-                $(#[target_feature(enable = $features)])?
-                fn run(simd: $token, o: &mut [OStrip], rows: usize, back: bool) {
-                    fp32::settle(simd, o, rows, back);
-                }
-                // SAFETY: the token proves the features.
-                unsafe { run(self, o, rows, back) }
-            }
-
             fn qk<const D_QK: usize>(
                 self,
+                call: &Qk<'_>,
                 q: &QPanel,
-                rows: usize,
-                keys: &Rows<'_>,
-                next: &[&[bf16]],
                 scratch: &mut L0b,
                 s: &mut STile,
-            ) -> Option<$crate::kernel::Maxima> {
-                $(#[target_feature(enable = $features)])?
-                fn few(
-                    simd: $token,
-                    q: &[f32],
-                    rows: usize,
-                    keys: &Rows<'_>,
-                    next: &[&[bf16]],
-                    s: &mut STile,
-                ) {
-                    fp32::few::qk(simd, q, rows, keys, next, s);
-                }
-                $(#[target_feature(enable = $features)])?
+            ) {
+                $(#[cfg_attr(not(amla_emulated), target_feature(enable = $features))])?
                 fn run<const KEYS: usize, const VECTORS: usize, const STEP: usize>(
                     simd: $token,
-                    q: &[[u32; crate::tile::PANEL_ROWS]],
-                    rows: usize,
-                    keys: &Rows<'_>,
-                    next: &[&[bf16]],
+                    call: &Qk<'_>,
+                    q: &[[u32; $crate::tile::PANEL_ROWS]],
                     scratch: &mut L0b,
                     s: &mut STile,
                 ) {
-                    fp32::qk::<_, KEYS, VECTORS, STEP>(simd, q, rows, keys, next, scratch, s);
+                    fp32::qk::<_, KEYS, VECTORS, STEP>(simd, call, q, scratch, s);
                 }
+                let q = &q.0[..D_QK / 2];
                 // SAFETY: the token proves the features.
                 unsafe {
-                    match rows {
-                        ..=fp32::few::FEW_ROWS => {
-                            let q = bytemuck::cast_slice(q.0.as_flattened());
-                            few(self, &q[..rows * D_QK], rows, keys, next, s);
-                        }
-                        $($rows => {
-                            let q = &q.0[..D_QK / 2];
-                            run::<$keys, $vectors, { fp32::step($vectors * <$token as simd::Simd>::LANES, $asking) }>(self, q, rows, keys, next, scratch, s);
-                        })*
+                    match call.rows {
+                        $($rows => run::<
+                            $keys,
+                            $vectors,
+                            { fp32::step($vectors * <$token as simd::Simd>::LANES, $prefetching) },
+                        >(self, call, q, scratch, s),)*
                     }
                 }
-                None
             }
 
             fn softmax(self, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
-                $(#[target_feature(enable = $features)])?
+                $(#[cfg_attr(not(amla_emulated), target_feature(enable = $features))])?
                 fn run(
                     simd: $token,
                     call: &Softmax<'_>,
@@ -819,98 +719,70 @@ macro_rules! backend {
                     p: &mut L0a,
                     state: &mut RowState,
                 ) {
-                    softmax::softmax(simd, softmax::Whole, call, s, p, state, || ());
+                    softmax::softmax(simd, softmax::StoreFp32, call, s, p, state, || ());
                 }
                 // SAFETY: the token proves the features.
                 unsafe { run(self, call, s, p, state) }
             }
 
+            fn prob(self, p: &L0a, _precision: Precision, k: usize, r: usize) -> f32 {
+                fp32::prob(p, k, r)
+            }
+
             fn pv<const D_V: usize>(
                 self,
                 call: &Pv<'_>,
-                p: &L0a,
-                v: &[VBuffer; 3],
+                p: &[&L0a],
                 scratch: &mut L0b,
-                o: &mut [OStrip],
-            ) -> Left {
-                let values = fp32::packed(D_V, v, call.keys);
-                let call = Pv { next: &[], ..*call };
-                self.pv_direct::<D_V>(&call, p, &values, scratch, o)
-            }
-
-            fn pv_direct<const D_V: usize>(
-                self,
-                call: &Pv<'_>,
-                p: &L0a,
-                values: &Rows<'_>,
-                scratch: &mut L0b,
-                o: &mut [OStrip],
-            ) -> Left {
-                let o = &mut o[..D_V / STRIP];
-                $(#[target_feature(enable = $features)])?
-                fn few(
-                    simd: $token,
-                    call: &Pv<'_>,
-                    p: &L0a,
-                    values: &Rows<'_>,
-                    scratch: &mut L0b,
-                    o: &mut [OStrip],
-                ) -> Left {
-                    fp32::few::pv(simd, call, p, values, scratch, o)
-                }
-                $(#[target_feature(enable = $features)])?
+                o: &mut [ORow],
+            ) -> Skipped {
+                $(#[cfg_attr(not(amla_emulated), target_feature(enable = $features))])?
                 fn run(
                     simd: $token,
                     call: &Pv<'_>,
-                    p: &L0a,
-                    values: &Rows<'_>,
+                    strips: usize,
+                    p: &[&L0a],
                     scratch: &mut L0b,
-                    o: &mut [OStrip],
-                ) -> Left {
-                    let values = values.as_slice();
-                    fp32::pv::<_, $columns>(simd, call, p, values, scratch, o)
+                    o: &mut [ORow],
+                ) -> Skipped {
+                    fp32::pv::<_, $columns>(simd, call, strips, p, scratch, o)
                 }
                 // SAFETY: the token proves the features.
-                unsafe {
-                    if self.pv_asks(call.rows) > 0 {
-                        few(self, call, p, values, scratch, o)
-                    } else {
-                        run(self, call, p, values, scratch, o)
-                    }
-                }
+                unsafe { run(self, call, D_V / STRIP, p, scratch, o) }
             }
 
-            $(
-                fn pack_stream_q<const D_QK: usize>(
-                    self,
-                    rows: &[&[bf16]],
-                    negate: bool,
-                    panel: &mut QPanel,
+            fn permute(self, _fused: bool, o: &mut [ORow], to: Columns) {
+                $(#[cfg_attr(not(amla_emulated), target_feature(enable = $features))])?
+                fn run(simd: $token, o: &mut [ORow], to: Columns) {
+                    fp32::permute(simd, o, to);
+                }
+                // SAFETY: the token proves the features.
+                unsafe { run(self, o, to) }
+            }
+
+            fn epilogue(
+                self,
+                call: &Epilogue<'_>,
+                earlier: Option<&[ORow]>,
+                o: &mut [ORow],
+                store: impl FnMut(usize, &ORow),
+            ) {
+                $(#[cfg_attr(not(amla_emulated), target_feature(enable = $features))])?
+                fn run(
+                    simd: $token,
+                    call: &Epilogue<'_>,
+                    earlier: Option<&[ORow]>,
+                    o: &mut [ORow],
+                    store: impl FnMut(usize, &ORow),
                 ) {
-                    // SAFETY: the token proves the features.
-                    unsafe { $stream::pack_q(self, D_QK, rows, negate, panel) }
+                    simd::epilogue(simd, call, earlier, o, store);
                 }
-
-                fn stream<const D_QK: usize, const D_V: usize>(
-                    self,
-                    call: &Softmax<'_>,
-                    block: &$crate::kernel::Streams<'_, D_QK, D_V>,
-                    from: usize,
-                    p: &mut L0a,
-                    state: &mut RowState,
-                    o: &mut [OStrip],
-                ) -> $crate::kernel::Streamed {
-                    // SAFETY: the token proves the features.
-                    unsafe { $stream::stream(self, call, block, from, p, state, o) }
-                }
-
-                fn settle_stream(self, o: &mut [OStrip], rows: usize, back: bool) {
-                    $stream::settle(o, rows, back);
-                }
-            )?
+                // SAFETY: the token proves the features.
+                unsafe { run(self, call, earlier, o, store) }
+            }
 
             fn rescale(self, xs: &mut [f32], increment: Increment) {
-                $(#[target_feature(enable = $features)])?
+                $(#[cfg_attr(not(amla_emulated), target_feature(enable = $features))])?
                 fn run(simd: $token, xs: &mut [f32], increment: Increment) {
                     simd::rescale(simd, xs, increment);
                 }
@@ -918,29 +790,8 @@ macro_rules! backend {
                 unsafe { run(self, xs, increment) }
             }
 
-            fn close(
-                self,
-                call: &Close<'_>,
-                earlier: Option<&OStrip>,
-                o: &mut OStrip,
-                put: impl FnMut(usize, &[f32; STRIP]),
-            ) {
-                $(#[target_feature(enable = $features)])?
-                fn run(
-                    simd: $token,
-                    call: &Close<'_>,
-                    earlier: Option<&OStrip>,
-                    o: &mut OStrip,
-                    put: impl FnMut(usize, &[f32; STRIP]),
-                ) {
-                    simd::close(simd, true, call, earlier, o, put);
-                }
-                // SAFETY: the token proves the features.
-                unsafe { run(self, call, earlier, o, put) }
-            }
-
             fn dot_loop(self, iterations: u64) -> u64 {
-                $(#[target_feature(enable = $features)])?
+                $(#[cfg_attr(not(amla_emulated), target_feature(enable = $features))])?
                 fn run(simd: $token, iterations: u64) -> u64 {
                     fp32::dot_loop::<_, $chains>(simd, iterations)
                 }

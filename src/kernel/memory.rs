@@ -1,36 +1,24 @@
-//! What the compiler must be told about the workspace's memory, and about references to rows.
+//! Views of memory as other types: of the workspace, and of references to rows.
 #![allow(unsafe_code, reason = "a marker trait, and views of memory as other types")]
 
 use half::bf16;
 
 use crate::error::{Argument, Error};
-use crate::tile::{L0a, RowTile, VBuffer, Workspace};
+use crate::tile::{QPanel, RowTile, Workspace};
 
-/// Buffers as rows of BF16, if they are enough for a block of them.
-pub fn row_tile(buffers: &mut [VBuffer]) -> Option<&mut RowTile> {
-    const { assert!(align_of::<VBuffer>() >= align_of::<RowTile>()) };
-    if size_of_val(buffers) < size_of::<RowTile>() {
+/// Panels as rows of BF16, if they have room for a block of them.
+pub fn row_tile(panels: &mut [QPanel]) -> Option<&mut RowTile> {
+    const { assert!(align_of::<QPanel>() >= align_of::<RowTile>()) };
+    if size_of_val(panels) < size_of::<RowTile>() {
         return None;
     }
     // SAFETY: the memory is borrowed exclusively for the result's lifetime, long enough and
-    // aligned (both checked above), and initialised; buffers are made of `u32` without padding (`tile` asserts that),
+    // aligned (both checked above), and initialised; panels are made of `u32` without padding (`tile` asserts that),
     // and every bit pattern is a `bf16`, and is an integer again.
-    Some(unsafe { &mut *buffers.as_mut_ptr().cast() })
+    Some(unsafe { &mut *panels.as_mut_ptr().cast() })
 }
 
-/// A buffer as L0A is, for P of one panel while another's is in L0A, if it is enough.
-pub fn p_memory(buffer: &mut VBuffer) -> Option<&mut L0a> {
-    const { assert!(align_of::<VBuffer>() >= align_of::<L0a>()) };
-    if size_of::<VBuffer>() < size_of::<L0a>() {
-        return None;
-    }
-    // SAFETY: the memory is borrowed exclusively for the result's lifetime, long enough and
-    // aligned (both checked above), and initialised; both are made of `u32` without
-    // padding (`tile` asserts that), of which every bit pattern is a value.
-    Some(unsafe { &mut *core::ptr::from_mut(buffer).cast() })
-}
-
-/// Where rows lie.
+/// The addresses of rows.
 pub fn pointers<'a, const D: usize, const N: usize>(
     rows: &'a [&[bf16; D]; N],
 ) -> &'a [*const bf16; N] {
@@ -39,7 +27,7 @@ pub fn pointers<'a, const D: usize, const N: usize>(
     unsafe { &*core::ptr::from_ref(rows).cast() }
 }
 
-/// What rows begin with, if they are long enough.
+/// The heads of rows, if they are long enough.
 pub fn heads<'a, 'b, const D: usize, const HEAD: usize, const N: usize>(
     rows: &'a [&'b [bf16; D]; N],
 ) -> Option<&'a [&'b [bf16; HEAD]; N]> {

@@ -15,17 +15,17 @@ use half::bf16;
 
 use super::asimd::Neon;
 use super::fp32::{self, backend};
-use super::{Close, Kernel, Left, Pv, Rows, Softmax, scalar, simd, softmax};
+use super::{Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, prefetch, scalar, simd, softmax};
 use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
-use crate::tile::{L0a, L0b, OStrip, QPanel, RowState, STRIP, STile, VBuffer};
+use crate::tile::{L0a, L0b, ORow, QPanel, RowState, STRIP, STile};
 
 backend! {
     Neon, features: "neon";
     pack: scalar;
     c1: _ => 6 x 4;
     c2: 4;
-    asking: 8;
+    prefetching: 8;
     chains: 24;
 }

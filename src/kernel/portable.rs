@@ -11,11 +11,11 @@ use wide::{f32x8, i32x8};
 
 use super::fp32::{self, backend};
 use super::simd::{self, Simd};
-use super::{Close, Kernel, Left, Pv, Rows, Softmax, scalar, softmax};
+use super::{Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, prefetch, scalar, softmax};
 use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
-use crate::tile::{L0a, L0b, OStrip, QPanel, RowState, STRIP, STile, VBuffer};
+use crate::tile::{L0a, L0b, ORow, QPanel, RowState, STRIP, STile};
 
 const LANES: usize = 8;
 
@@ -178,7 +178,7 @@ backend! {
     pack: scalar;
     c1: _ => 6 x 2;
     c2: 2;
-    asking: 32;
+    prefetching: 32;
     chains: 12;
 }
 
@@ -188,6 +188,6 @@ backend! {
     pack: scalar;
     c1: _ => 4 x 1;
     c2: 1;
-    asking: 32;
+    prefetching: 32;
     chains: 6;
 }

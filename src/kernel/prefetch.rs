@@ -1,4 +1,5 @@
-//! Asking memory for rows to come, between one multiply-add and the next.
+//! Prefetch: which rows to come each stage asks memory for, and how lines are spread over a stage's
+//! work. Policies are data, one for each kind of core.
 
 use half::bf16;
 
@@ -7,48 +8,113 @@ use super::simd::Simd;
 /// Elements of a cache line.
 pub const LINE: usize = 64 / size_of::<bf16>();
 
-/// How a core is asked for lines from memory.
-#[cfg(any(test, all(target_arch = "x86_64", target_feature = "sse2")))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asking {
-    /// Into L1d, and once more a few keys later, as a core drops what it has no slot for.
-    L1dTwice,
-    /// Into L2.
-    L2,
-    /// Into L2, and once or twice more.
-    L2Twice,
+/// The sizes that a budget depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Rows of the panel that C1 and V1 are at.
+    pub panel_rows: usize,
+    /// Rows of the group.
+    pub group_rows: usize,
+    /// Width of keys.
+    pub d_qk: usize,
+    /// Width of values.
+    pub d_v: usize,
 }
 
-/// Rows on their way from memory: asked for line by line in the order that they
-/// lie there, so that the processor's own prefetcher joins in, and as evenly as can be: a
-/// processor that is asked for more than memory has to give drops what is too much.
-pub struct Ahead<'a> {
+/// The keys that the stages of a panel and block prefetch: the first that begin `distance` keys behind
+/// the block's first and weren't prefetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// From a key to the one that is prefetched with it.
+    pub distance: usize,
+    /// Keys for C1.
+    pub c1: usize,
+    /// Keys for V1.
+    pub v1: usize,
+    /// Keys for C2.
+    pub c2: usize,
+}
+
+impl Budget {
+    /// Nothing is prefetched: the processor's own prefetcher keeps up.
+    pub const NONE: Self = Self::c1(0, 0);
+
+    /// C1 prefetches all keys that it needs `distance` keys later.
+    pub const fn c1(distance: usize, keys: usize) -> Self {
+        Self {
+            distance,
+            c1: keys,
+            v1: 0,
+            c2: 0,
+        }
+    }
+}
+
+/// The cache that lines are brought to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hint {
+    /// L1d, and all behind it.
+    L1,
+    /// L2. It has more slots for lines on their way; those of L1d are taken for as long as memory takes.
+    L2,
+}
+
+impl Hint {
+    /// Prefetches the line at an address, which need not be valid.
+    #[inline(always)]
+    pub fn line<S: Simd>(self, simd: S, at: *const bf16) {
+        match self {
+            Self::L1 => simd.prefetch(at),
+            Self::L2 => simd.prefetch_l2(at),
+        }
+    }
+}
+
+/// The kinds of core that differ in how they take prefetches and dots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    not(all(target_arch = "x86_64", target_feature = "sse2")),
+    allow(dead_code, reason = "for backends of x86-64")
+)]
+pub enum Core {
+    /// Two dots a cycle. Drops prefetches when its slots are taken; gains nothing by L2's.
+    Zen5,
+    /// Drops prefetches; gains by L2's slots.
+    Zen4,
+    /// Drops nothing; gains by L2's slots. Multiply-adds are twice as fast as dots.
+    Intel,
+}
+
+/// Rows on their way from memory: prefetched line by line in the order of memory, so that the
+/// processor's own prefetcher joins in, and evenly: with more prefetches than memory serves, a
+/// core drops some.
+pub struct Spread<'a> {
     rows: core::slice::Iter<'a, &'a [bf16]>,
     line: *const bf16,
-    /// Lines of the row that are left.
-    left: usize,
-    /// Lines altogether, asked for in so many steps.
+    /// Lines of the row that remain.
+    remaining: usize,
+    /// Lines altogether, spread over this many steps.
     lines: usize,
     steps: usize,
-    /// Steps' lines that are due, times `steps`.
+    /// Lines due, times `steps`.
     due: usize,
 }
 
-impl<'a> Ahead<'a> {
+impl<'a> Spread<'a> {
     /// All lines of `rows`, spread over `steps` steps.
     #[inline(always)]
     pub fn of(rows: &'a [&'a [bf16]], steps: usize) -> Self {
         Self {
             rows: rows.iter(),
             line: core::ptr::null(),
-            left: 0,
+            remaining: 0,
             lines: rows.len() * rows.first().map_or(0, |row| row.len() / LINE),
             steps: steps.max(1),
             due: 0,
         }
     }
 
-    /// Asks for the next lines.
+    /// Prefetches the lines of a step.
     #[cfg_attr(
         not(any(
             all(target_arch = "x86_64", target_feature = "sse2"),
@@ -57,42 +123,169 @@ impl<'a> Ahead<'a> {
         allow(dead_code, reason = "for backends of other processors")
     )]
     #[inline(always)]
-    pub fn step<S: Simd>(&mut self, simd: S) {
-        self.ask(|line| simd.prefetch(line));
-    }
-
-    /// The same with [`Simd::prefetch_far`].
-    #[inline(always)]
-    pub fn step_far<S: Simd>(&mut self, simd: S) {
-        self.ask(|line| simd.prefetch_far(line));
-    }
-
-    /// The one or the other: into L2, or L1d.
-    #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
-    #[inline(always)]
-    pub fn step_into<S: Simd>(&mut self, l2: bool, simd: S) {
-        self.ask(|line| {
-            if l2 {
-                simd.prefetch_far(line);
-            } else {
-                simd.prefetch(line);
-            }
-        });
-    }
-
-    #[inline(always)]
-    fn ask(&mut self, one: impl Fn(*const bf16)) {
+    pub fn step<S: Simd>(&mut self, simd: S, hint: Hint) {
         self.due += self.lines;
         while self.due >= self.steps {
             self.due -= self.steps;
-            if self.left == 0 {
+            if self.remaining == 0 {
                 let Some(row) = self.rows.next() else { return };
                 self.line = row.as_ptr();
-                self.left = row.len() / LINE;
+                self.remaining = row.len() / LINE;
             }
-            one(self.line);
+            hint.line(simd, self.line);
             self.line = self.line.wrapping_add(LINE);
-            self.left = self.left.saturating_sub(1);
+            self.remaining = self.remaining.saturating_sub(1);
+        }
+    }
+}
+
+#[cfg(all(
+    target_arch = "x86_64",
+    target_os = "linux",
+    target_pointer_width = "64",
+    target_feature = "sse2",
+    not(amla_tiles = "small")
+))]
+pub use tiles::{TILE_LINES, TilePrefetch, TileRows};
+
+/// For AMX.
+#[cfg(all(
+    target_arch = "x86_64",
+    target_os = "linux",
+    target_pointer_width = "64",
+    target_feature = "sse2",
+    not(amla_tiles = "small")
+))]
+mod tiles {
+    use super::*;
+
+    /// Lines that a step of a register tile of AMX prefetches: fewer than it has products, as each holds a slot of L1d that
+    /// operands from L2 need as well.
+    pub const TILE_LINES: usize = 3;
+    /// Bytes of a line.
+    const LINE_BYTES: usize = size_of::<[bf16; LINE]>();
+
+    /// What a register tile prefetches: [`TILE_LINES`] contiguous lines with each step, and `step` bytes from one step's to the next
+    /// one's. Addresses need not be valid.
+    #[derive(Clone, Copy)]
+    pub struct TilePrefetch {
+        /// The first step's first line.
+        pub at: *const u8,
+        /// From step to step.
+        pub step: usize,
+    }
+
+    impl TilePrefetch {
+        /// Nothing but lines of an operand, which are in cache.
+        pub const fn nothing<T>(operand: *const T) -> Self {
+            Self {
+                at: operand.cast(),
+                step: 0,
+            }
+        }
+    }
+
+    /// Rows to come, prefetched line by line by register tiles. Within a tile's lines, a row's end is followed by the memory behind it:
+    /// the next rows where rows are contiguous.
+    pub struct TileRows<'a> {
+        rows: &'a [&'a [bf16]],
+        /// The end of what was prefetched of the first of them, if something was.
+        at: *const u8,
+    }
+
+    impl<'a> TileRows<'a> {
+        /// All lines of rows.
+        pub const fn of(rows: &'a [&'a [bf16]]) -> Self {
+            Self {
+                rows,
+                at: core::ptr::null(),
+            }
+        }
+
+        /// The lines of a register tile of `steps` steps; those of `operand` if no rows remain.
+        #[inline]
+        pub fn next<T>(&mut self, steps: usize, operand: *const T) -> TilePrefetch {
+            let Some(row) = self.rows.first() else {
+                return TilePrefetch::nothing(operand);
+            };
+            let within = |at: *const u8, row: &[bf16]| {
+                let row = row.as_ptr_range();
+                row.start.cast() <= at && at < row.end.cast()
+            };
+            let at = if within(self.at, row) {
+                self.at
+            } else {
+                row.as_ptr().cast()
+            };
+            let step = TILE_LINES * LINE_BYTES;
+            let end = at.wrapping_add(steps * step);
+            let ends = |row: &[bf16]| row.as_ptr_range().end.cast();
+            while let [row, rest @ ..] = self.rows
+                && at < ends(row)
+                && ends(row) <= end
+            {
+                self.rows = rest;
+            }
+            self.at = end;
+            TilePrefetch { at, step }
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        extern crate std;
+
+        use std::vec::Vec;
+
+        use super::*;
+
+        const WIDTH: usize = 9 * LINE;
+        static OPERAND: u8 = 0;
+
+        /// How often each line of `memory` is prefetched until no rows remain, and by how many register tiles of `steps` steps.
+        fn prefetched(memory: &[bf16], rows: &[&[bf16]], steps: usize) -> (Vec<usize>, usize) {
+            let mut tile_rows = TileRows::of(rows);
+            let mut lines = std::vec![0; size_of_val(memory) / LINE_BYTES];
+            for tiles in 0.. {
+                let lines_of_tile = tile_rows.next(steps, &raw const OPERAND);
+                if lines_of_tile.step == 0 {
+                    assert_eq!(lines_of_tile.at, &raw const OPERAND);
+                    return (lines, tiles);
+                }
+                assert_eq!(lines_of_tile.step, TILE_LINES * LINE_BYTES);
+                let first = (lines_of_tile.at.addr() - memory.as_ptr().addr()) / LINE_BYTES;
+                for count in lines.iter_mut().skip(first).take(steps * TILE_LINES) {
+                    *count += 1;
+                }
+            }
+            unreachable!()
+        }
+
+        #[test]
+        fn contiguous_rows_are_prefetched_once() {
+            let memory = [bf16::ZERO; 24 * WIDTH];
+            let rows: Vec<_> = memory.chunks(WIDTH).collect();
+            for steps in 1..40 {
+                let (lines, tiles) = prefetched(&memory, &rows, steps);
+                assert!(lines.iter().all(|&n| n == 1), "{steps}: {lines:?}");
+                assert_eq!(tiles, lines.len().div_ceil(steps * TILE_LINES));
+            }
+            assert_eq!(prefetched(&memory, &[], 1).1, 0);
+        }
+
+        #[test]
+        fn rows_anywhere_are_prefetched() {
+            let memory = [bf16::ZERO; 24 * WIDTH];
+            // Two of three rows, the second half first.
+            let mut rows: Vec<_> = (0..24).filter(|i| i % 3 < 2).collect();
+            rows.rotate_left(8);
+            let listed: Vec<_> = rows.iter().map(|i| &memory[i * WIDTH..][..WIDTH]).collect();
+            for steps in 1..40 {
+                let (lines, tiles) = prefetched(&memory, &listed, steps);
+                let whole = |i: &usize| lines[9 * i..][..9].iter().all(|&n| n > 0);
+                assert!(rows.iter().all(whole), "{steps}: {lines:?}");
+                assert!(tiles <= rows.len() * 9_usize.div_ceil(steps * TILE_LINES));
+            }
         }
     }
 }

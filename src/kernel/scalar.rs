@@ -10,10 +10,10 @@ use half::bf16;
 use crate::format::{self, Row};
 use crate::tile::QPanel;
 
-/// A row as it is stored, rounded to BF16: [`super::Kernel::widen`].
+/// A row as it is stored, rounded to BF16: [`super::Kernel::convert`].
 #[inline(always)]
-pub fn widen_row<S>(_simd: S, row: &Row<'_>, out: &mut [bf16]) {
-    format::widen(row, out);
+pub fn convert_row<S>(_simd: S, row: &Row<'_>, out: &mut [bf16]) {
+    format::convert(row, out);
 }
 
 /// Packs query rows into a panel: [`super::Kernel::pack_q`].
@@ -41,7 +41,7 @@ pub const fn join([even, odd]: [bf16; 2]) -> u32 {
     even.to_bits() as u32 | (odd.to_bits() as u32) << 16
 }
 
-/// Whether some columns of values are finite. Asked where a product isn't: that may be a query's doing, or O's own.
+/// Whether some columns of values are finite. Checked where a product isn't: the cause may be a query, or O.
 #[cold]
 pub fn finite<'a>(mut values: impl Iterator<Item = &'a [bf16]>, columns: &Range<usize>) -> bool {
     const INFINITY: u16 = bf16::INFINITY.to_bits();

@@ -1,5 +1,5 @@
 //! Vectors of FP32: what an instruction set must offer for the kernels that are
-//! written once ([`super::v1`], [`super::fp32`]).
+//! written once ([`super::softmax`], [`super::fp32`]).
 //!
 //! All of them are inlined into a backend's feature-gated functions. Arrays of
 //! vectors are filled by loops, never by `map` or `from_fn`: a closure that isn't
@@ -8,9 +8,10 @@
 use bytemuck::Pod;
 use half::bf16;
 
-use super::{Close, Maxima, Softmax, softmax};
+use super::softmax::{self, Maxima};
+use super::{Epilogue, Softmax};
 use crate::bits::{Increment, NAN};
-use crate::tile::{L0a, OStrip, RowState, STRIP, STile};
+use crate::tile::{ORow, PANEL_ROWS, RowState, STRIP};
 
 /// The vectors of an instruction set.
 ///
@@ -84,12 +85,12 @@ pub trait Simd: Copy {
     fn deinterleave(self, a: Self::F32, b: Self::F32) -> [Self::F32; 2];
     /// The sum of each vector's lanes.
     fn sum_lanes(self, x: [Self::F32; 4]) -> [f32; 4];
-    /// Asks for the line of memory at an address, which need not be one.
+    /// Prefetches the line of memory at an address, which need not be valid, into L1d.
     fn prefetch(self, at: *const bf16);
 
-    /// The same for one that is needed a good while later, and so doesn't have to come closer than L2.
+    /// The same into L2.
     #[inline(always)]
-    fn prefetch_far(self, at: *const bf16) {
+    fn prefetch_l2(self, at: *const bf16) {
         self.prefetch(at);
     }
 
@@ -113,28 +114,16 @@ pub trait Simd: Copy {
 
     /// [`softmax::advance`] of all rows.
     #[inline(always)]
-    fn advance(self, call: &Softmax<'_>, max: &Maxima, state: &mut RowState) -> softmax::Bases {
-        let mut bases = softmax::Bases::NONE;
-        softmax::advance(call, 0..call.rows, max, state, &mut bases);
-        bases
-    }
-
-    /// The first pairs of keys of [`softmax::softmax`]'s vector `v` in exact mode with P in one part, faster, and how many. `bases` are
-    /// the largest score and its offset; the block is a new one.
-    #[inline(always)]
-    #[expect(clippy::too_many_arguments, reason = "all that V1 goes by")]
-    fn exponentiate<K: softmax::Keep<Self>>(
+    fn advance(
         self,
-        _keep: K,
-        _call: &Softmax<'_>,
-        _bases: [Self::F32; 2],
-        _v: usize,
-        _s: &STile,
-        _p: &mut L0a,
-        _block: &mut softmax::Block<Self>,
-        _beside: &mut impl FnMut(),
-    ) -> usize {
-        0
+        call: &Softmax<'_>,
+        max: &Maxima,
+        state: &mut RowState,
+        increment: &mut [i32; PANEL_ROWS],
+    ) -> softmax::Bases {
+        let mut bases = softmax::Bases::NONE;
+        softmax::advance(call, 0..call.rows, max, state, increment, &mut bases);
+        bases
     }
 
     /// `2^r` for `|r| <= 1/2`.
@@ -245,48 +234,35 @@ pub fn rescale<S: Simd>(simd: S, xs: &mut [f32], increment: Increment) {
     crate::bits::add_increment_f32_slice(rest, increment);
 }
 
-/// [`super::Kernel::close`], where `permuted` says whether C2 keeps O's columns by even and odd ones of two
-/// vectors.
+/// [`super::Kernel::epilogue`].
 #[inline(always)]
-pub fn close<S: Simd>(
+pub fn epilogue<S: Simd>(
     simd: S,
-    permuted: bool,
-    call: &Close<'_>,
-    earlier: Option<&OStrip>,
-    o: &mut OStrip,
-    mut put: impl FnMut(usize, &[f32; STRIP]),
+    call: &Epilogue<'_>,
+    earlier: Option<&[ORow]>,
+    o: &mut [ORow],
+    mut store: impl FnMut(usize, &[f32; STRIP]),
 ) {
     for (r, o) in call.rows.clone().zip(&mut o[call.rows.clone()]) {
         let scaled = call.factor[r] != 1.0;
         let factor = simd.splat(call.factor[r]);
         let inverse = simd.splat(call.inverse.map_or(1.0, |inverse| inverse[r]));
-        let [before, own] = call.moves[r].map(Increment::bits);
-        for (i, pair) in lanes_mut::<S>(o)
-            .as_chunks_mut::<2>()
-            .0
-            .iter_mut()
-            .enumerate()
-        {
-            let mut x = [simd.load(&pair[0]), simd.load(&pair[1])];
-            for (j, x) in x.iter_mut().enumerate() {
-                if scaled {
-                    *x = product(simd, *x, factor);
-                }
-                if let Some(earlier) = earlier {
-                    let earlier = simd.load(&lanes::<S>(&earlier[r])[2 * i + j]);
-                    *x = simd.add(moved(simd, earlier, before), moved(simd, *x, own));
-                }
-                if call.inverse.is_some() {
-                    *x = product(simd, *x, inverse);
-                }
+        let [before, own] = call.increments[r].map(Increment::bits);
+        for (i, to) in lanes_mut::<S>(o).iter_mut().enumerate() {
+            let mut x = simd.load(to);
+            if scaled {
+                x = product(simd, x, factor);
             }
-            if permuted && call.settle {
-                x = simd.interleave(x[0], x[1]);
+            if let Some(earlier) = earlier {
+                let earlier = simd.load(&lanes::<S>(&earlier[r])[i]);
+                x = simd.add(moved(simd, earlier, before), moved(simd, x, own));
             }
-            simd.store(x[0], &mut pair[0]);
-            simd.store(x[1], &mut pair[1]);
+            if call.inverse.is_some() {
+                x = product(simd, x, inverse);
+            }
+            simd.store(x, to);
         }
-        put(r, o);
+        store(r, o);
     }
 }
 

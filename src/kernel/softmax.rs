@@ -3,26 +3,29 @@
 use core::ops::Range;
 
 use super::simd::{Simd, lanes, lanes_mut, pairs_mut, split};
-use super::{Mask, Maxima, Softmax};
+use super::{Mask, Softmax};
 use crate::bits::{
     HEADROOM, Increment, bf16_round, bf16_widen, compensation, difference, mul_pow2_f32,
 };
 use crate::problem::{Precision, Rescale};
 use crate::tile::{BLOCK_KEYS, BLOCK_PAIRS, L0a, PANEL_ROWS, PTile, Residuals, RowState, STile};
 
-/// How C2 takes P.
-pub trait Keep<S: Simd>: Copy {
-    /// Whether C2 takes it as V1 computes it, so that there is no rounding to make up for.
-    const WHOLE: bool;
-    /// Whether the largest P of a row and block is a power of two in exact mode with P in one part, so that it is whole as it is, and
-    /// C2 weighs its products (`docs/adr/0035`).
-    const WEIGHED: bool = false;
-    /// The share of the row's sum so far from which on what rounding takes from the block's largest P is kept.
-    const COUNTS: f32 = 0.0;
+/// The largest score of each row over a block's keys; NaN doesn't count.
+pub type Maxima = [f32; PANEL_ROWS];
 
-    /// Keeps two keys' probabilities, of a pair and a vector of the rows, with `LOW` what
-    /// their rounding takes as well, and adds what was kept to `sum` if there is one.
-    fn keep<const LOW: bool>(
+/// How P is stored for C2.
+pub trait StoreP<S: Simd>: Copy {
+    /// Whether it is stored in FP32, unrounded.
+    const UNROUNDED: bool;
+    /// Whether the largest P of a row and block is a power of two in exact mode with P in one part: rounding
+    /// leaves it alone, and C2's products have a factor ([`L0a::weights`]).
+    const WEIGHTED: bool = false;
+    /// From this share of the row's sum so far on, the largest P of a block has a residual, which C2 adds.
+    const RESIDUAL_SHARE: f32 = 0.0;
+
+    /// Stores two keys' probabilities, of a pair and a vector of the rows, with `LOW` also what
+    /// their rounding took, and adds what was stored to `sum` if there is one.
+    fn store<const LOW: bool>(
         self,
         simd: S,
         prob: [S::F32; 2],
@@ -32,15 +35,15 @@ pub trait Keep<S: Simd>: Copy {
     ) -> Option<S::F32>;
 }
 
-/// As FP32.
+/// P in FP32.
 #[derive(Clone, Copy)]
-pub struct Whole;
+pub struct StoreFp32;
 
-impl<S: Simd> Keep<S> for Whole {
-    const WHOLE: bool = true;
+impl<S: Simd> StoreP<S> for StoreFp32 {
+    const UNROUNDED: bool = true;
 
     #[inline(always)]
-    fn keep<const LOW: bool>(
+    fn store<const LOW: bool>(
         self,
         simd: S,
         [even, odd]: [S::F32; 2],
@@ -49,7 +52,7 @@ impl<S: Simd> Keep<S> for Whole {
         sum: Option<S::F32>,
     ) -> Option<S::F32> {
         const HALF: usize = BLOCK_PAIRS / 2;
-        let [first, second] = p.whole_mut();
+        let [first, second] = p.fp32_mut();
         let half = if pair < HALF { first } else { second };
         let [odds, evens] = &mut half[pair % HALF];
         simd.store(odd, &mut lanes_mut::<S>(odds)[v]);
@@ -62,16 +65,16 @@ impl<S: Simd> Keep<S> for Whole {
     not(all(target_arch = "x86_64", target_feature = "sse2")),
     allow(dead_code, reason = "for backends of other processors")
 )]
-/// As pairs of BF16, by the processor's own instructions.
-pub trait Rounding<S: Simd>: Copy {
+/// Pairs of BF16, by the processor's own instructions.
+pub trait RoundPairs<S: Simd>: Copy {
     /// Two keys' probabilities, rounded to nearest even, as pairs; NaN stays NaN.
     fn round(self, simd: S, prob: [S::F32; 2]) -> S::I32;
     /// `sum` and both of each pair.
     fn add(self, simd: S, sum: S::F32, pairs: S::I32) -> S::F32;
 
-    /// Where pair `pair` of vector `v` of the rows lies.
+    /// The memory of pair `pair` of vector `v` of the rows.
     #[inline(always)]
-    fn place(p: &mut PTile, [pair, v]: [usize; 2]) -> &mut S::Lanes {
+    fn slot(p: &mut PTile, [pair, v]: [usize; 2]) -> &mut S::Lanes {
         &mut pairs_mut::<S>(&mut p.0[pair])[v]
     }
 }
@@ -80,19 +83,22 @@ pub trait Rounding<S: Simd>: Copy {
     not(all(target_arch = "x86_64", target_feature = "sse2")),
     allow(dead_code, reason = "for backends of other processors")
 )]
-/// Rounded. From what share of a row's sum on its largest P is in two parts: a part in `RARE`; or if that is 0, the largest is whole
-/// and C2 weighs its products.
+/// P in BF16. `RESIDUAL` is one over [`StoreP::RESIDUAL_SHARE`]; 0 makes P [weighted](StoreP::WEIGHTED).
 #[derive(Clone, Copy)]
-pub struct Pairs<R, const RARE: u32 = 0>(pub R);
+pub struct StoreBf16<R, const RESIDUAL: u32 = 0>(pub R);
 
-impl<S: Simd, R: Rounding<S>, const RARE: u32> Keep<S> for Pairs<R, RARE> {
-    const WHOLE: bool = false;
+impl<S: Simd, R: RoundPairs<S>, const RESIDUAL: u32> StoreP<S> for StoreBf16<R, RESIDUAL> {
+    const UNROUNDED: bool = false;
     #[expect(clippy::cast_precision_loss, reason = "a small number")]
-    const COUNTS: f32 = if RARE == 0 { 0.0 } else { 1.0 / RARE as f32 };
-    const WEIGHED: bool = RARE == 0;
+    const RESIDUAL_SHARE: f32 = if RESIDUAL == 0 {
+        0.0
+    } else {
+        1.0 / RESIDUAL as f32
+    };
+    const WEIGHTED: bool = RESIDUAL == 0;
 
     #[inline(always)]
-    fn keep<const LOW: bool>(
+    fn store<const LOW: bool>(
         self,
         simd: S,
         prob: [S::F32; 2],
@@ -101,15 +107,15 @@ impl<S: Simd, R: Rounding<S>, const RARE: u32> Keep<S> for Pairs<R, RARE> {
         mut sum: Option<S::F32>,
     ) -> Option<S::F32> {
         let high = self.0.round(simd, prob);
-        simd.store(simd.from_bits(high), R::place(&mut p.high, at));
+        simd.store(simd.from_bits(high), R::slot(&mut p.high, at));
         if let Some(sum) = &mut sum {
             *sum = self.0.add(simd, *sum, high);
         }
         if LOW {
             let used = split(simd, high);
-            let left = [simd.sub(prob[0], used[0]), simd.sub(prob[1], used[1])];
-            let low = self.0.round(simd, left);
-            simd.store(simd.from_bits(low), R::place(&mut p.low, at));
+            let rest = [simd.sub(prob[0], used[0]), simd.sub(prob[1], used[1])];
+            let low = self.0.round(simd, rest);
+            simd.store(simd.from_bits(low), R::slot(&mut p.low, at));
             if let Some(sum) = &mut sum {
                 *sum = self.0.add(simd, *sum, low);
             }
@@ -118,11 +124,11 @@ impl<S: Simd, R: Rounding<S>, const RARE: u32> Keep<S> for Pairs<R, RARE> {
     }
 }
 
-/// [`super::Kernel::softmax`], and `beside` after each pair and vector.
+/// [`super::Kernel::softmax`], with `beside` after each pair and vector.
 #[inline(always)]
-pub fn softmax<S: Simd, K: Keep<S>>(
+pub fn softmax<S: Simd, T: StoreP<S>>(
     simd: S,
-    keep: K,
+    to: T,
     call: &Softmax<'_>,
     s: &STile,
     p: &mut L0a,
@@ -130,25 +136,22 @@ pub fn softmax<S: Simd, K: Keep<S>>(
     mut beside: impl FnMut(),
 ) {
     let vectors = call.rows.div_ceil(S::LANES);
-    let max = match (call.maxima, call.mask) {
-        (Some(maxima), None) => *maxima,
-        _ => block_maxima(simd, call, s),
-    };
-    let bases = simd.advance(call, &max, state);
+    let max = block_maxima(simd, call, s);
+    let bases = simd.advance(call, &max, state, &mut p.increment);
     let mut largest = Largest {
         p: [0.0; PANEL_ROWS],
         key: [0.0; PANEL_ROWS],
     };
-    if !K::WHOLE {
+    if !T::UNROUNDED {
         p.weights = [1.0; _];
     }
-    if K::WEIGHED {
+    if T::WEIGHTED {
         p.residuals.p = [0; _];
     }
     for v in 0..vectors {
         let vector = Vector {
             simd,
-            keep,
+            to,
             call,
             bases: &bases,
             v,
@@ -168,13 +171,13 @@ pub fn softmax<S: Simd, K: Keep<S>>(
             }
         }
     }
-    if !K::WHOLE && !K::WEIGHED && call.precision == Precision::Bf16 {
-        // With the compensation the row's largest P is exact, and no other is kept.
-        largest.keep_residuals(K::COUNTS, &mut p.residuals, &mut state.rounded_sum);
+    if !T::UNROUNDED && !T::WEIGHTED && call.precision == Precision::Bf16 {
+        // With the compensation the row's largest P is exact, and no residual is needed.
+        largest.store_residuals(T::RESIDUAL_SHARE, &mut p.residuals, &mut state.rounded_sum);
     }
 }
 
-/// Who sees what, where all see all.
+/// All rows see all keys.
 static ALL: Mask = [u64::MAX; BLOCK_KEYS];
 
 #[inline(always)]
@@ -220,26 +223,16 @@ fn block_max<S: Simd, const MASKED: bool>(
     simd.max(simd.max(a, b), simd.max(c, d))
 }
 
-/// What V1 gathers of a block, of a vector of rows.
-pub struct Block<S: Simd> {
-    /// Of P: even keys, odd keys.
-    pub sums: [S::F32; 2],
-    /// Of what C2 takes of P.
-    pub kept: S::F32,
-    /// The last key of those that have the largest score.
-    pub key: S::F32,
-}
-
 /// A vector of the panel's rows.
-struct Vector<'a, S, K> {
+struct Vector<'a, S, T> {
     simd: S,
-    keep: K,
+    to: T,
     call: &'a Softmax<'a>,
     bases: &'a Bases,
     v: usize,
 }
 
-impl<S: Simd, K: Keep<S>> Vector<'_, S, K> {
+impl<S: Simd, T: StoreP<S>> Vector<'_, S, T> {
     /// P, pair by pair, and the row sums.
     #[inline(always)]
     fn exponentiate<const MASKED: bool, const LOW: bool>(
@@ -252,7 +245,7 @@ impl<S: Simd, K: Keep<S>> Vector<'_, S, K> {
     ) {
         let Self {
             simd,
-            keep,
+            to,
             call,
             bases,
             v,
@@ -264,34 +257,21 @@ impl<S: Simd, K: Keep<S>> Vector<'_, S, K> {
         let factor = simd.load(&lanes::<S>(&bases.factor)[v]);
         let (zero, lowest) = (simd.splat(0.0), simd.splat(f32::NEG_INFINITY));
         let exact = call.rescale == Rescale::Exact;
-        let rounded = !K::WHOLE && !LOW && exact;
-        let weighed = K::WEIGHED && rounded;
-        let tracked = rounded && !weighed;
+        let rounded = !T::UNROUNDED && !LOW && exact;
+        let weighted = T::WEIGHTED && rounded;
+        let tracked = rounded && !weighted;
         let mut weight = simd.splat(1.0);
-        if weighed {
-            [offset, weight] = weigh(simd, offset);
+        if weighted {
+            [offset, weight] = weights(simd, offset);
             simd.store(weight, &mut lanes_mut::<S>(&mut p.weights)[v]);
         }
-        let mut block = Block {
-            sums: [zero; 2],
-            kept: zero,
-            key: zero,
-        };
-        let mut done = 0;
-        if rounded && !MASKED {
-            done = simd.exponentiate(keep, call, [max, offset], v, s, p, &mut block, beside);
-        }
-        let Block {
-            mut sums, mut key, ..
-        } = block;
-        let mut kept = exact.then_some(block.kept);
+        let (mut sums, mut key) = ([zero; 2], zero);
+        let mut stored = exact.then_some(zero);
         let one = simd.splat(1.0);
-        #[expect(clippy::cast_precision_loss, reason = "keys of a block")]
-        let mut index = simd.splat((2 * done) as f32);
+        let mut index = zero;
         for (pair, s) in s.0.as_chunks::<2>().0[..call.keys.div_ceil(2)]
             .iter()
             .enumerate()
-            .skip(done)
         {
             let mut prob = [zero; 2];
             let mut below = [zero; 2];
@@ -319,19 +299,19 @@ impl<S: Simd, K: Keep<S>> Vector<'_, S, K> {
                     prob[i] = simd.mul(prob[i], factor);
                 }
             }
-            kept = keep.keep::<LOW>(simd, prob, p, [pair, v], kept);
+            stored = to.store::<LOW>(simd, prob, p, [pair, v], stored);
             beside();
         }
         let sum = simd.add(sums[0], sums[1]);
-        let kept = match kept {
-            Some(kept) if !K::WHOLE => kept,
-            // Nothing was rounded, or nobody asks.
+        let stored = match stored {
+            Some(stored) if !T::UNROUNDED => stored,
+            // Nothing was rounded, or the mode has no use for it.
             _ => sum,
         };
-        for (state, sum) in [(&mut state.sum, sum), (&mut state.rounded_sum, kept)] {
+        for (state, sum) in [(&mut state.sum, sum), (&mut state.rounded_sum, stored)] {
             let state = &mut lanes_mut::<S>(state)[v];
             let before = simd.load(state);
-            let total = if weighed {
+            let total = if weighted {
                 simd.mul_add(sum, weight, before)
             } else {
                 simd.add(before, sum)
@@ -368,18 +348,18 @@ impl Bases {
     };
 }
 
-/// Offsets as whole numbers, so that the largest P is a power of two and rounding takes nothing from it, and what products
-/// count for then: 1 to 2, as they might overflow, were they larger than they count, where they count for nothing.
+/// Offsets as integers, so that the largest P is a power of two and rounding leaves it alone, and the factors of
+/// products: 1 to 2, since P above its true size might overflow.
 #[inline(always)]
-pub fn weigh<S: Simd>(simd: S, offset: S::F32) -> [S::F32; 2] {
-    /// By which any P becomes zero.
+pub fn weights<S: Simd>(simd: S, offset: S::F32) -> [S::F32; 2] {
+    /// Makes any P zero.
     const LEAST: f32 = -256.0;
-    /// Added to a number of some hundreds and taken away again, it leaves a whole one.
-    const WHOLE: f32 = 12_582_912.0;
+    /// Added to a number of some hundreds and subtracted again, it leaves an integer.
+    const ROUND: f32 = 12_582_912.0;
     let near = simd.max(offset, simd.splat(LEAST));
-    let above = simd.add(simd.sub(near, simd.splat(0.5)), simd.splat(WHOLE));
-    let whole = simd.sub(above, simd.splat(WHOLE));
-    // Rows that see none, or none above -inf.
+    let above = simd.add(simd.sub(near, simd.splat(0.5)), simd.splat(ROUND));
+    let whole = simd.sub(above, simd.splat(ROUND));
+    // Rows that see no key, or none above -inf.
     let none = simd.not_ge(offset, simd.splat(f32::MIN));
     [
         simd.select(none, simd.splat(f32::NEG_INFINITY), whole),
@@ -387,7 +367,7 @@ pub fn weigh<S: Simd>(simd: S, offset: S::F32) -> [S::F32; 2] {
     ]
 }
 
-/// Moves the running reference to the block's maximum and brings the sums along
+/// Moves the running reference to the block's maximum and rescales the sums
 /// (Algorithm 2 lines 5-9, 11, 12; `docs/algorithm.md` for the exact mode).
 ///
 /// `max` holds the largest unscaled score of each row that it sees, NaN ignored; `bases` are [`Bases::NONE`].
@@ -397,6 +377,7 @@ pub fn advance(
     rows: Range<usize>,
     max: &Maxima,
     state: &mut RowState,
+    increment: &mut [i32; PANEL_ROWS],
     bases: &mut Bases,
 ) {
     for r in rows {
@@ -410,7 +391,7 @@ pub fn advance(
         // Also where a finite score leaves FP32 when scaled.
         let none = max == f32::NEG_INFINITY;
         let old = state.reference[r];
-        state.increment[r] = 0;
+        increment[r] = 0;
         match call.rescale {
             Rescale::Exact => {
                 let block = libm::ceilf(max);
@@ -418,7 +399,7 @@ pub fn advance(
                     let reference = block + HEADROOM;
                     let n = difference(old, reference);
                     state.reference[r] = reference;
-                    state.increment[r] = Increment::pow2(n).bits();
+                    increment[r] = Increment::pow2(n).bits();
                     state.sum[r] = mul_pow2_f32(state.sum[r], n);
                     state.rounded_sum[r] = mul_pow2_f32(state.rounded_sum[r], n);
                 }
@@ -437,7 +418,7 @@ pub fn advance(
                     let n = difference(libm::rintf(old), e);
                     let epsilon = compensation(state.c[r], c);
                     state.reference[r] = max;
-                    state.increment[r] = Increment::compensated(n, epsilon).bits();
+                    increment[r] = Increment::compensated(n, epsilon).bits();
                     state.sum[r] *= libm::exp2f(old - max);
                     state.c[r] = c;
                     state.factor[r] = s16;
@@ -478,14 +459,14 @@ struct Largest {
 }
 
 impl Largest {
-    /// Keeps what rounding took from them, and adds it to the sums of what is kept.
+    /// Stores their residuals, and adds them to the sums of what is stored.
     #[inline(always)]
-    fn keep_residuals(&self, counts: f32, residuals: &mut Residuals, sum: &mut [f32; PANEL_ROWS]) {
-        // Added to a small whole number, it leaves that in the low bits.
-        const WHOLE: f32 = 8_388_608.0;
+    fn store_residuals(&self, share: f32, residuals: &mut Residuals, sum: &mut [f32; PANEL_ROWS]) {
+        // Added to a small integer, it leaves that in the low bits.
+        const SHIFT: f32 = 8_388_608.0;
         for (r, sum) in sum.iter_mut().enumerate() {
-            let (p, key) = (self.p[r], (self.key[r] + WHOLE).to_bits() & 0xff);
-            let residual = if p < counts * *sum {
+            let (p, key) = (self.p[r], (self.key[r] + SHIFT).to_bits() & 0xff);
+            let residual = if p < share * *sum {
                 0
             } else {
                 bf16_round(p - bf16_widen(bf16_round(p)))

@@ -1,23 +1,22 @@
 //! The vectors of AVX-512, for the backends that have them: 16 FP32 lanes.
 #![allow(unsafe_code, reason = "pointer loads and feature-gated intrinsics")]
 
+pub mod convert;
 pub mod dots;
 pub mod follow;
-pub mod pipeline;
-pub mod requests;
-pub mod stream;
-pub mod widen;
+pub mod fused_rows;
+pub mod softmax_rows;
 
 use core::arch::x86_64::*;
 
 use half::bf16;
 
-use super::prefetch::{Ahead, LINE};
+use super::prefetch::LINE;
 use super::simd::{EXP2, EXP2_MIN, Simd};
-use super::softmax::{Bases, Block, Keep};
-use super::{Maxima, Softmax, detect};
+use super::softmax::{Bases, Maxima};
+use super::{Softmax, detect};
 use crate::format::Row;
-use crate::tile::{L0a, PANEL_ROWS, QPanel, RowState, STRIP, STile, VBuffer};
+use crate::tile::{PANEL_ROWS, QPanel, RowState, STRIP};
 
 /// Lanes of a vector.
 pub const LANES: usize = 16;
@@ -55,23 +54,6 @@ impl Zmm {
         max
     }
 
-    /// [`prefetch_far`](Simd::prefetch_far), where the compiler can't move it to another: between what `x` comes from and what
-    /// comes from it; `x` comes back as it is.
-    #[inline]
-    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
-    pub fn prefetch_between(self, at: *const bf16, mut x: __m512) -> __m512 {
-        // SAFETY: a prefetch touches no memory as far as the program can tell.
-        unsafe {
-            core::arch::asm!(
-                "prefetcht1 [{at}] /* {x} */",
-                at = in(reg) at.addr(),
-                x = inout(zmm_reg) x,
-                options(nostack, nomem, preserves_flags)
-            );
-        }
-        x
-    }
-
     /// A fence for the compiler, without an instruction: it moves no load or request across, nor what makes accumulators or is made of
     /// them. Otherwise it loads more at once than registers hold, and keeps it on the stack.
     #[inline]
@@ -89,21 +71,7 @@ impl Zmm {
         }
     }
 
-    /// The larger integers.
-    #[inline(always)]
-    fn max_i32(self, a: __m512i, b: __m512i) -> __m512i {
-        // SAFETY: the token proves the features.
-        unsafe { _mm512_max_epi32(a, b) }
-    }
-
-    /// Integers as numbers.
-    #[inline(always)]
-    fn to_f32(self, x: __m512i) -> __m512 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm512_cvtepi32_ps(x) }
-    }
-
-    /// The nearest whole numbers.
+    /// The nearest integers.
     #[inline(always)]
     fn round(self, x: __m512) -> __m512 {
         // SAFETY: the token proves the features.
@@ -363,9 +331,8 @@ impl Simd for Zmm {
         }
     }
 
-    /// Into L2, which has the more slots for lines on their way; L1d's are held for as long as memory takes.
     #[inline(always)]
-    fn prefetch_far(self, at: *const bf16) {
+    fn prefetch_l2(self, at: *const bf16) {
         // SAFETY: a prefetch touches no memory as far as the program can tell.
         unsafe {
             _mm_prefetch::<_MM_HINT_T1>(at.cast());
@@ -373,24 +340,15 @@ impl Simd for Zmm {
     }
 
     #[inline(always)]
-    fn advance(self, call: &Softmax<'_>, max: &Maxima, state: &mut RowState) -> Bases {
-        // SAFETY: the token proves the features.
-        unsafe { follow::panel(self, call, max, state) }
-    }
-
-    #[inline(always)]
-    fn exponentiate<K: Keep<Self>>(
+    fn advance(
         self,
-        keep: K,
         call: &Softmax<'_>,
-        bases: [__m512; 2],
-        v: usize,
-        s: &STile,
-        p: &mut L0a,
-        block: &mut Block<Self>,
-        beside: &mut impl FnMut(),
-    ) -> usize {
-        pipeline::exponentiate(self, keep, call, bases, v, s, p, block, beside)
+        max: &Maxima,
+        state: &mut RowState,
+        increment: &mut [i32; PANEL_ROWS],
+    ) -> Bases {
+        // SAFETY: the token proves the features.
+        unsafe { follow::panel(self, call, max, state, increment) }
     }
 
     #[inline(always)]
@@ -401,10 +359,10 @@ impl Simd for Zmm {
     }
 }
 
-/// [`widen::widen`], rounding by integer additions.
+/// [`convert::convert`], rounding by integer additions.
 #[inline(always)]
-pub fn widen_row(zmm: Zmm, row: &Row<'_>, out: &mut [bf16]) {
-    widen::widen(zmm, zmm, row, out);
+pub fn convert_row(zmm: Zmm, row: &Row<'_>, out: &mut [bf16]) {
+    convert::convert(zmm, zmm, row, out);
 }
 
 /// [`super::Kernel::pack_q`]: pairs x rows.
@@ -417,19 +375,19 @@ pub fn pack_q<const D_QK: usize>(zmm: Zmm, rows: &[&[bf16]], negate: bool, panel
     }
 }
 
-/// Transposes 16 rows x 16 feature pairs at a time, across the panel, and asks for the rows' lines that come
-/// then: the processor doesn't see through 64 streams. With `PIECES` what is transposed at once, 16 x 16, is one piece in
-/// the place of those pairs, and otherwise lies in its rows. Not for each width anew.
+/// Transposes 16 rows x 16 feature pairs at a time, across the panel, and prefetches the rows' next
+/// lines: the processor's own prefetcher doesn't follow 64 streams. With `TILED` each 16 x 16 is contiguous,
+/// otherwise in the panel's rows. Not generic over widths, which would gain nothing.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 #[inline(never)]
-pub fn transpose_q<const PIECES: bool>(
+pub fn transpose_q<const TILED: bool>(
     zmm: Zmm,
     d_qk: usize,
     rows: &[&[bf16]],
     negate: bool,
     panel: &mut QPanel,
 ) {
-    /// Elements of a row that are on their way: two transpositions' worth.
+    /// Prefetch distance in elements of a row: two transpositions' worth.
     const LEAD: usize = 4 * LANES;
     assert!(d_qk.is_multiple_of(2 * LANES));
     let sign = _mm512_set1_epi32(if negate { 0x8000_8000_u32 } else { 0 }.cast_signed());
@@ -451,7 +409,7 @@ pub fn transpose_q<const PIECES: bool>(
                 .as_chunks_mut()
                 .0;
             for (i, column) in block.into_iter().enumerate() {
-                let line = if PIECES {
+                let line = if TILED {
                     v * LANES + i
                 } else {
                     i * (PANEL_ROWS / LANES) + v
@@ -496,31 +454,6 @@ pub fn transpose(x: &mut [__m512i; LANES]) {
         x[2 * n] = _mm512_permutex2var_epi32(a, low, b);
         x[2 * n + 1] = _mm512_permutex2var_epi32(a, high, b);
     }
-}
-
-/// Interleaves values into strips: [`super::Kernel::pack_v`].
-#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
-pub fn pack_v<const D_V: usize>(
-    zmm: Zmm,
-    values: &[&[bf16]],
-    first: usize,
-    next: &[&[bf16]],
-    v: &mut [VBuffer; 3],
-) -> bool {
-    let mut interleaved = Interleaved::new();
-    let mut ahead = Ahead::of(next, values.len().div_ceil(2) * (D_V / STRIP));
-    for (k, pair) in (first / 2..).zip(values.chunks(2)) {
-        for (strip, v) in v
-            .as_flattened_mut()
-            .iter_mut()
-            .take(D_V / STRIP)
-            .enumerate()
-        {
-            ahead.step(zmm);
-            interleaved.put(pair, strip * STRIP, &mut v.0[k]);
-        }
-    }
-    !interleaved.finite()
 }
 
 /// Two keys' words interleaved, 32 columns at a time, and the largest magnitude: with the sign off, BF16 patterns are

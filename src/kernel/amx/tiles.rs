@@ -7,7 +7,7 @@ use core::arch::asm;
 use core::marker::PhantomData;
 
 use super::Amx;
-use super::asks::Ask;
+use crate::kernel::prefetch::TilePrefetch;
 use crate::tile::{PANEL_ROWS, STRIP};
 
 /// Rows of a tile, and its columns of 32 bits.
@@ -65,17 +65,17 @@ pub struct Keys<const N: usize> {
     pub stride: usize,
 }
 
-/// How rows lie that are at one distance from each to the next.
+/// Rows at one distance from each to the next.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Lying {
+pub struct Strided {
     /// Where the first begins.
     pub at: *const u8,
     /// From row to row, in bytes.
     pub stride: usize,
 }
 
-impl Lying {
+impl Strided {
     /// Nowhere.
     pub const NOTHING: Self = Self {
         at: core::ptr::null(),
@@ -98,7 +98,7 @@ impl Lying {
 }
 
 impl Keys<4> {
-    /// Whether each row of a tile lies in one cache line, and doesn't take two loads.
+    /// Whether each row of a tile is in one cache line, and doesn't take two loads.
     pub fn in_lines(&self) -> bool {
         let whole = |at: usize| at.is_multiple_of(size_of::<[u32; SIDE]>());
         whole(self.stride) && self.at.iter().all(|at| whole(at.addr()))
@@ -118,10 +118,10 @@ impl Keys<4> {
     }
 }
 
-/// Four accumulators, of which `c` tells the places: zeros, or what lies there if `add`; one step's instructions, for
-/// all steps, and operands that they have beside `row` and `ask`; and what lies there then.
+/// Four accumulators, whose memory is at `c` and the four offsets: they begin with zeros, or with that memory if `add`, which they overwrite. Then one step's
+/// instructions, for all steps, and their operands beside `row` and `line`.
 macro_rules! register_tile {
-    ($steps:ident, $add:ident, $ask:ident,
+    ($steps:ident, $add:ident, $prefetch:ident,
      $c:ident + [$c0:literal, $c1:literal, $c2:literal, $c3:literal], [$($step:literal,)*], $($operands:tt)*) => {
         asm!(
             "test {add}, {add}",
@@ -138,7 +138,7 @@ macro_rules! register_tile {
             concat!("tileloadd tmm3, [{c} + 1*{row} + ", $c3, "]"),
             "3:",
             $($step,)*
-            "add {ask}, {ask_step}",
+            "add {line}, {line_step}",
             "dec {steps}",
             "jnz 3b",
             concat!("tilestored [{c} + 1*{row} + ", $c0, "], tmm0"),
@@ -147,8 +147,8 @@ macro_rules! register_tile {
             concat!("tilestored [{c} + 1*{row} + ", $c3, "], tmm3"),
             $($operands)*
             steps = inout(reg) $steps => _,
-            ask = inout(reg) $ask.at => _,
-            ask_step = in(reg) $ask.step,
+            line = inout(reg) $prefetch.at => _,
+            line_step = in(reg) $prefetch.step,
             row = in(reg) ROW,
             c = in(reg) $c,
             add = in(reg) usize::from($add),
@@ -160,7 +160,7 @@ macro_rules! register_tile {
 }
 
 impl Tiles {
-    /// Configures them. Only one at a time: what drops first takes them from all.
+    /// Configures them. Only one at a time: the first that drops releases all.
     #[inline]
     pub fn new(_: Amx) -> Self {
         // SAFETY: the token proves AMX; the operand is 64 bytes that describe tiles as the first palette has them.
@@ -189,26 +189,26 @@ impl Tiles {
         steps: usize,
         s: *mut f32,
         add: bool,
-        ask: Ask,
+        prefetch: TilePrefetch,
     ) {
         // SAFETY: AMX is there and configured: `self` proves it. What is read and written is the caller's promise.
         unsafe {
             register_tile!(
                 steps,
                 add,
-                ask,
+                prefetch,
                 s + ["0", "64", "4096", "4160"],
                 [
                     "tileloadd tmm4, [{k0} + 1*{stride}]",
                     "tileloadd tmm6, [{q} + 1*{piece}]",
                     "tdpbf16ps tmm0, tmm4, tmm6",
-                    "prefetcht1 [{ask}]",
+                    "prefetcht1 [{line}]",
                     "tileloadd tmm7, [{q} + 1*{piece} + 1024]",
                     "tdpbf16ps tmm1, tmm4, tmm7",
-                    "prefetcht1 [{ask} + 64]",
+                    "prefetcht1 [{line} + 64]",
                     "tileloadd tmm5, [{k1} + 1*{stride}]",
                     "tdpbf16ps tmm2, tmm5, tmm6",
-                    "prefetcht1 [{ask} + 128]",
+                    "prefetcht1 [{line} + 128]",
                     "tdpbf16ps tmm3, tmm5, tmm7",
                     "add {k0}, 64",
                     "add {k1}, 64",
@@ -235,26 +235,26 @@ impl Tiles {
         steps: usize,
         s: *mut f32,
         add: bool,
-        ask: Ask,
+        prefetch: TilePrefetch,
     ) {
         // SAFETY: AMX is there and configured: `self` proves it. What is read and written is the caller's promise.
         unsafe {
             register_tile!(
                 steps,
                 add,
-                ask,
+                prefetch,
                 s + ["0", "4096", "8192", "12288"],
                 [
                     "tileloadd tmm6, [{q} + 1*{piece}]",
                     "tileloadd tmm4, [{k0} + 1*{stride}]",
                     "tdpbf16ps tmm0, tmm4, tmm6",
-                    "prefetcht1 [{ask}]",
+                    "prefetcht1 [{line}]",
                     "tileloadd tmm5, [{k1} + 1*{stride}]",
                     "tdpbf16ps tmm1, tmm5, tmm6",
-                    "prefetcht1 [{ask} + 64]",
+                    "prefetcht1 [{line} + 64]",
                     "tileloadd tmm7, [{k2} + 1*{stride}]",
                     "tdpbf16ps tmm2, tmm7, tmm6",
-                    "prefetcht1 [{ask} + 128]",
+                    "prefetcht1 [{line} + 128]",
                     "tileloadd tmm4, [{k3} + 1*{stride}]",
                     "tdpbf16ps tmm3, tmm4, tmm6",
                     "add {k0}, 64",
@@ -279,7 +279,7 @@ impl Tiles {
     ///
     /// # Safety
     /// There is a step at least. `p` has so many times 16 rows of 32 pairs to read, as tiles of rows x pairs, `v` as many
-    /// times 16 pairs of 32 columns, and `o` 32 rows of 32 sums; rows of all lie 256 bytes apart.
+    /// times 16 pairs of 32 columns, and `o` 32 rows of 32 sums; rows of all are 256 bytes apart.
     #[inline]
     pub unsafe fn outputs(
         &self,
@@ -288,26 +288,26 @@ impl Tiles {
         steps: usize,
         o: *mut f32,
         add: bool,
-        ask: Ask,
+        prefetch: TilePrefetch,
     ) {
         // SAFETY: AMX is there and configured: `self` proves it. What is read and written is the caller's promise.
         unsafe {
             register_tile!(
                 steps,
                 add,
-                ask,
+                prefetch,
                 o + ["0", "64", "4096", "4160"],
                 [
                     "tileloadd tmm4, [{p} + 1*{row}]",
                     "tileloadd tmm6, [{v} + 1*{row}]",
                     "tdpbf16ps tmm0, tmm4, tmm6",
-                    "prefetcht1 [{ask}]",
+                    "prefetcht1 [{line}]",
                     "tileloadd tmm7, [{v} + 1*{row} + 64]",
                     "tdpbf16ps tmm1, tmm4, tmm7",
-                    "prefetcht1 [{ask} + 64]",
+                    "prefetcht1 [{line} + 64]",
                     "tileloadd tmm5, [{p} + 1*{row} + 64]",
                     "tdpbf16ps tmm2, tmm5, tmm6",
-                    "prefetcht1 [{ask} + 128]",
+                    "prefetcht1 [{line} + 128]",
                     "tdpbf16ps tmm3, tmm5, tmm7",
                     "add {p}, 4096",
                     "add {v}, 4096",
@@ -330,26 +330,26 @@ impl Tiles {
         steps: usize,
         o: *mut f32,
         add: bool,
-        ask: Ask,
+        prefetch: TilePrefetch,
     ) {
         // SAFETY: AMX is there and configured: `self` proves it. What is read and written is the caller's promise.
         unsafe {
             register_tile!(
                 steps,
                 add,
-                ask,
+                prefetch,
                 o + ["0", "64", "128", "192"],
                 [
                     "tileloadd tmm4, [{p} + 1*{row}]",
                     "tileloadd tmm5, [{v} + 1*{row}]",
                     "tdpbf16ps tmm0, tmm4, tmm5",
-                    "prefetcht1 [{ask}]",
+                    "prefetcht1 [{line}]",
                     "tileloadd tmm6, [{v} + 1*{row} + 64]",
                     "tdpbf16ps tmm1, tmm4, tmm6",
-                    "prefetcht1 [{ask} + 64]",
+                    "prefetcht1 [{line} + 64]",
                     "tileloadd tmm7, [{v} + 1*{row} + 128]",
                     "tdpbf16ps tmm2, tmm4, tmm7",
-                    "prefetcht1 [{ask} + 128]",
+                    "prefetcht1 [{line} + 128]",
                     "tileloadd tmm5, [{v} + 1*{row} + 192]",
                     "tdpbf16ps tmm3, tmm4, tmm5",
                     "add {p}, 4096",
@@ -361,19 +361,19 @@ impl Tiles {
         }
     }
 
-    /// C2, a tile of rows by a strip of values as they lie, 32 keys a step: `sums[0][row][i] = sum over keys of p[row][key] v[key][2 i]`,
+    /// C2, a tile of rows by a strip of values in place, 32 keys a step: `sums[0][row][i] = sum over keys of p[row][key] v[key][2 i]`,
     /// `sums[1]` of odd columns, `sums[2]` and `sums[3]` the same of the strip's second half.
     ///
     /// # Safety
     /// There is a step at least. For each `p` has four tiles to read: of 16 keys, low halves and high halves, and of the
-    /// next 16, and `lying` has where 32 rows of 128 bytes to read are.
+    /// next 16, and `rows` has where 32 rows of 128 bytes to read are.
     #[inline]
-    pub unsafe fn outputs_lying(
+    pub unsafe fn outputs_in_place(
         &self,
         p: *const [Piece; 4],
-        lying: &[Lying],
+        rows: &[Strided],
         sums: &mut [Piece; 4],
-        ask: Ask,
+        prefetch: TilePrefetch,
     ) {
         // SAFETY: AMX is there and configured: `self` proves it. What is read is the caller's promise; `sums` are four
         // tiles in one piece each.
@@ -384,33 +384,33 @@ impl Tiles {
                 "tilezero tmm2",
                 "tilezero tmm3",
                 "2:",
-                "mov {v}, [{lying}]",
-                "mov {stride}, [{lying} + 8]",
+                "mov {v}, [{rows}]",
+                "mov {stride}, [{rows} + 8]",
                 "mov {next}, {stride}",
                 "shl {next}, 4",
                 "tileloadd tmm4, [{p} + 1*{piece}]",
                 "tileloadd tmm6, [{v} + 1*{stride}]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
-                "prefetcht1 [{ask}]",
+                "prefetcht1 [{line}]",
                 "tileloadd tmm7, [{v} + 1*{stride} + 64]",
                 "tdpbf16ps tmm2, tmm4, tmm7",
                 "tileloadd tmm5, [{p} + 1*{piece} + 1024]",
                 "tdpbf16ps tmm1, tmm5, tmm6",
-                "prefetcht1 [{ask} + 64]",
+                "prefetcht1 [{line} + 64]",
                 "tdpbf16ps tmm3, tmm5, tmm7",
                 "add {v}, {next}",
                 "tileloadd tmm4, [{p} + 1*{piece} + 2048]",
                 "tileloadd tmm6, [{v} + 1*{stride}]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
-                "prefetcht1 [{ask} + 128]",
+                "prefetcht1 [{line} + 128]",
                 "tileloadd tmm7, [{v} + 1*{stride} + 64]",
                 "tdpbf16ps tmm2, tmm4, tmm7",
                 "tileloadd tmm5, [{p} + 1*{piece} + 3072]",
                 "tdpbf16ps tmm1, tmm5, tmm6",
                 "tdpbf16ps tmm3, tmm5, tmm7",
                 "add {p}, 4096",
-                "add {lying}, 16",
-                "add {ask}, {ask_step}",
+                "add {rows}, 16",
+                "add {line}, {line_step}",
                 "dec {steps}",
                 "jnz 2b",
                 "tilestored [{sums} + 1*{piece}], tmm0",
@@ -421,10 +421,10 @@ impl Tiles {
                 stride = out(reg) _,
                 next = out(reg) _,
                 p = inout(reg) p => _,
-                lying = inout(reg) lying.as_ptr() => _,
-                steps = inout(reg) lying.len() => _,
-                ask = inout(reg) ask.at => _,
-                ask_step = in(reg) ask.step,
+                rows = inout(reg) rows.as_ptr() => _,
+                steps = inout(reg) rows.len() => _,
+                line = inout(reg) prefetch.at => _,
+                line_step = in(reg) prefetch.step,
                 piece = in(reg) PIECE_ROW,
                 sums = in(reg) sums,
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,

@@ -5,7 +5,7 @@
 
 use super::*;
 use crate::kernel::simd::pairs_mut;
-use crate::kernel::softmax::Rounding;
+use crate::kernel::softmax::RoundPairs;
 use crate::tile::PTile;
 
 /// Rows of a block.
@@ -25,8 +25,8 @@ pub(super) fn blocks_mut(p: &mut PTile) -> &mut [Block] {
     p.0.as_flattened_mut().as_chunks_mut().0.as_chunks_mut().0
 }
 
-/// Where in that memory a row's first pair lies; the others follow [`BLOCK_ROWS`] further on each.
-pub(super) const fn place(row: usize) -> usize {
+/// The index of a row's first pair in that memory; the others follow [`BLOCK_ROWS`] further on each.
+pub(super) const fn offset(row: usize) -> usize {
     row / BLOCK_ROWS * (BLOCK_ROWS * BLOCK_PAIRS) + row % BLOCK_ROWS
 }
 
@@ -35,11 +35,11 @@ pub(super) fn pair_of(p: &PTile, pair: usize, row: usize) -> u32 {
     blocks(p)[row / BLOCK_ROWS][pair][row % BLOCK_ROWS]
 }
 
-/// [`Rounding`] with the processor's own conversion and dots, to lie in blocks.
+/// [`RoundPairs`] with the processor's own conversion and dots, stored in blocks.
 #[derive(Clone, Copy)]
 pub(super) struct Blocked(pub Dots);
 
-impl Rounding<Zmm> for Blocked {
+impl RoundPairs<Zmm> for Blocked {
     #[inline(always)]
     fn round(self, zmm: Zmm, prob: [__m512; 2]) -> __m512i {
         self.0.round(zmm, prob)
@@ -51,7 +51,7 @@ impl Rounding<Zmm> for Blocked {
     }
 
     #[inline(always)]
-    fn place(p: &mut PTile, [pair, v]: [usize; 2]) -> &mut [f32; LANES] {
+    fn slot(p: &mut PTile, [pair, v]: [usize; 2]) -> &mut [f32; LANES] {
         &mut pairs_mut::<Zmm>(&mut blocks_mut(p)[v][pair])[0]
     }
 }

@@ -1,8 +1,8 @@
 //! BF16 among the vectors of AVX-512, for the backends that have the processor's own conversion and dots.
 
-use super::widen::Round;
+use super::convert::Round;
 use super::*;
-use crate::kernel::softmax::Rounding;
+use crate::kernel::softmax::RoundPairs;
 
 /// Proof that the processor has AVX-512 F, BW, DQ, VL and BF16.
 #[derive(Clone, Copy)]
@@ -15,10 +15,10 @@ impl Dots {
     }
 }
 
-/// [`widen::widen`], with the processor's own conversion.
+/// [`convert::convert`], with the processor's own conversion.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub fn widen_row(zmm: Zmm, dots: Dots, row: &Row<'_>, out: &mut [bf16]) {
-    widen::widen(zmm, dots, row, out);
+pub fn convert_row(zmm: Zmm, dots: Dots, row: &Row<'_>, out: &mut [bf16]) {
+    convert::convert(zmm, dots, row, out);
 }
 
 impl Round for Dots {
@@ -29,7 +29,7 @@ impl Round for Dots {
     }
 }
 
-impl Rounding<Zmm> for Dots {
+impl RoundPairs<Zmm> for Dots {
     #[inline(always)]
     fn round(self, _simd: Zmm, [even, odd]: [__m512; 2]) -> __m512i {
         // Word 2i from word i of the even key, 2i + 1 from word i of the odd one,

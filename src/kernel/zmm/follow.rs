@@ -20,6 +20,7 @@ pub fn follow(
     v: usize,
     score: __m512,
     state: &mut RowState,
+    increment: &mut [i32; PANEL_ROWS],
 ) -> [__m512; 2] {
     let rows = zmm.mask_of(u64::MAX >> (64 - call.rows), v);
     let reference = zmm.load(&state.reference.as_chunks().0[v]);
@@ -30,18 +31,18 @@ pub fn follow(
     // Also where a finite score leaves FP32 when scaled.
     let some = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(scaled, lowest);
     let exact = call.rescale == Rescale::Exact;
-    // References of exact mode are whole numbers: what is above one is so rounded up, too.
+    // References of exact mode are integers: a number above one stays so when rounded up.
     let moves = some & !_mm512_cmp_ps_mask::<_CMP_LE_OQ>(scaled, reference);
     let above = _mm512_roundscale_ps::<{ _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC }>(scaled);
     let above = _mm512_add_ps(above, _mm512_set1_ps(HEADROOM));
     let next = _mm512_mask_mov_ps(reference, moves, above);
     if some & !near(next) != 0 || moves != 0 && !exact {
-        return one_by_one(zmm, call, v, score, state);
+        return one_by_one(zmm, call, v, score, state, increment);
     }
-    let mut increment = _mm512_setzero_si512();
+    let mut moved = _mm512_setzero_si512();
     if moves != 0 {
         let n = _mm512_max_ps(_mm512_sub_ps(reference, next), _mm512_set1_ps(LOWEST));
-        increment = _mm512_slli_epi32::<23>(_mm512_maskz_cvtps_epi32(moves, n));
+        moved = _mm512_slli_epi32::<23>(_mm512_maskz_cvtps_epi32(moves, n));
         zmm.store(next, &mut state.reference.as_chunks_mut().0[v]);
         for sum in [&mut state.sum, &mut state.rounded_sum] {
             let sum = &mut sum.as_chunks_mut().0[v];
@@ -52,9 +53,9 @@ pub fn follow(
             zmm.store(_mm512_mask_mov_ps(old, moves, new), sum);
         }
     }
-    let increments: &mut [i32; LANES] = &mut state.increment.as_chunks_mut().0[v];
+    let increment: &mut [i32; LANES] = &mut increment.as_chunks_mut().0[v];
     // SAFETY: 16 i32 are 64 bytes; the store needs no alignment.
-    unsafe { _mm512_storeu_si512(increments.as_mut_ptr().cast(), increment) };
+    unsafe { _mm512_storeu_si512(increment.as_mut_ptr().cast(), moved) };
     let offset = if exact {
         // Rounded once: the product is exact.
         _mm512_fmsub_ps(score, scale, next)
@@ -82,22 +83,29 @@ fn one_by_one(
     v: usize,
     score: __m512,
     state: &mut RowState,
+    increment: &mut [i32; PANEL_ROWS],
 ) -> [__m512; 2] {
     let mut max = [f32::NEG_INFINITY; PANEL_ROWS];
     zmm.store(score, &mut max.as_chunks_mut().0[v]);
     let mut bases = Bases::NONE;
     let rows = v * LANES..call.rows.min((v + 1) * LANES);
-    softmax::advance(call, rows, &max, state, &mut bases);
+    softmax::advance(call, rows, &max, state, increment, &mut bases);
     [bases.max, bases.offset].map(|base| zmm.load(&base.as_chunks().0[v]))
 }
 
 /// [`follow`] of a panel.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
-pub fn panel(zmm: Zmm, call: &Softmax<'_>, max: &Maxima, state: &mut RowState) -> Bases {
+pub fn panel(
+    zmm: Zmm,
+    call: &Softmax<'_>,
+    max: &Maxima,
+    state: &mut RowState,
+    increment: &mut [i32; PANEL_ROWS],
+) -> Bases {
     let mut bases = Bases::NONE;
     for v in 0..call.rows.div_ceil(LANES) {
         let score = zmm.load(&max.as_chunks().0[v]);
-        let [max, offset] = follow(zmm, call, v, score, state);
+        let [max, offset] = follow(zmm, call, v, score, state, increment);
         zmm.store(max, &mut bases.max.as_chunks_mut().0[v]);
         zmm.store(offset, &mut bases.offset.as_chunks_mut().0[v]);
     }
@@ -186,14 +194,13 @@ mod tests {
                             keys: 2,
                             scale,
                             mask: None,
-                            maxima: None,
                             rescale,
                             precision: Precision::Bf16,
-                            next: &[],
+                            prefetch: &[],
                         };
                         let mut state = RowState::START;
                         let mut scores = [7.5; PANEL_ROWS];
-                        state.increment.fill(77);
+                        let mut increment = [77; PANEL_ROWS];
                         for (r, &[reference, score, sum]) in cases.iter().enumerate() {
                             state.reference[r] = reference;
                             state.sum[r] = sum;
@@ -201,8 +208,17 @@ mod tests {
                             scores[r] = score;
                         }
                         let (mut want_state, mut want) = (state, Bases::NONE);
-                        softmax::advance(&call, 0..call.rows, &scores, &mut want_state, &mut want);
-                        let got = zmm.advance(&call, &scores, &mut state);
+                        let mut want_increment = increment;
+                        softmax::advance(
+                            &call,
+                            0..call.rows,
+                            &scores,
+                            &mut want_state,
+                            &mut want_increment,
+                            &mut want,
+                        );
+                        let got = zmm.advance(&call, &scores, &mut state, &mut increment);
+                        assert_eq!(increment[..cases.len()], want_increment[..cases.len()]);
                         for (r, case) in cases.iter().enumerate() {
                             let all = |bases: &Bases, state: &RowState| {
                                 [
@@ -211,7 +227,6 @@ mod tests {
                                     state.reference[r],
                                     state.sum[r],
                                     state.rounded_sum[r],
-                                    f32::from_bits(state.increment[r].cast_unsigned()),
                                     state.c[r],
                                 ]
                                 .map(f32::to_bits)

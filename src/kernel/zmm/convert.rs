@@ -38,8 +38,8 @@ impl Round for Zmm {
 /// Writes the first columns of `row` to `out`; what isn't whole steps, and NaN among
 /// FP8, goes the general way.
 #[inline(always)]
-pub fn widen<R: Round>(zmm: Zmm, round: R, row: &Row<'_>, out: &mut [bf16]) {
-    let widen = Widen { zmm, round };
+pub fn convert<R: Round>(zmm: Zmm, round: R, row: &Row<'_>, out: &mut [bf16]) {
+    let convert = Convert { zmm, round };
     match *row {
         Row::F16(row) if out.len().is_multiple_of(STEP) => {
             let (row, _) = row.as_chunks::<STEP>();
@@ -53,17 +53,17 @@ pub fn widen<R: Round>(zmm: Zmm, round: R, row: &Row<'_>, out: &mut [bf16]) {
                         _mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(x)),
                     ]
                 };
-                widen.store(out, low, high);
+                convert.store(out, low, high);
             }
         }
         Row::Int8 { values, scale } if out.len().is_multiple_of(STEP) => {
             let scale = zmm.splat(scale);
             let (values, _) = values.as_chunks::<STEP>();
             for (out, x) in out.as_chunks_mut::<STEP>().0.iter_mut().zip(values) {
-                let [low, high] = widen.sign_extended(x);
+                let [low, high] = convert.sign_extended(x);
                 // SAFETY: the token proves the features.
                 let [low, high] = unsafe { [_mm512_cvtepi32_ps(low), _mm512_cvtepi32_ps(high)] };
-                widen.store(out, zmm.mul(low, scale), zmm.mul(high, scale));
+                convert.store(out, zmm.mul(low, scale), zmm.mul(high, scale));
             }
         }
         Row::Fp8 { values, scales, .. } if out.len() >= values.len() && !has_nan(values) => {
@@ -71,26 +71,26 @@ pub fn widen<R: Round>(zmm: Zmm, round: R, row: &Row<'_>, out: &mut [bf16]) {
             match scales {
                 Scales::F32(scales) => {
                     let scale = |i| f32::from_le_bytes(scales.as_chunks().0[i]);
-                    widen.fp8::<128>(values, columns, scale);
+                    convert.fp8::<128>(values, columns, scale);
                 }
                 Scales::E8m0(scales) => {
-                    widen.fp8::<64>(values, columns, |i| format::e8m0_to_f32(scales[i]));
+                    convert.fp8::<64>(values, columns, |i| format::e8m0_to_f32(scales[i]));
                 }
             }
-            format::widen(&row.behind(values.len()), rest);
+            format::convert(&row.behind(values.len()), rest);
         }
-        _ => format::widen(row, out),
+        _ => format::convert(row, out),
     }
 }
 
 /// What all formats need.
 #[derive(Clone, Copy)]
-struct Widen<R> {
+struct Convert<R> {
     zmm: Zmm,
     round: R,
 }
 
-impl<R: Round> Widen<R> {
+impl<R: Round> Convert<R> {
     /// Tiles of e4m3, each with its scale; no NaN.
     #[inline(always)]
     fn fp8<const TILE: usize>(self, values: &[u8], out: &mut [bf16], scale: impl Fn(usize) -> f32) {

@@ -1,42 +1,103 @@
-//! What tasks leave behind, put together and written: Algorithm 2 line 20.
+//! The end of a task, and of a request's last: partial results over KV splits are merged, normalised
+//! and stored (Algorithm 2 line 20).
 
 use crate::bits::{Increment, NAN, add_increment_f32, difference, one_nan};
 use crate::group::{Group, Partial};
-use crate::kernel::{Backend, Close, Kernel, Visitor};
-use crate::problem::{Elements, Lse, LseBase, Output};
-use crate::tile::{PANEL_ROWS, STRIP};
+use crate::kernel::{Backend, Epilogue, Kernel, Visitor};
+use crate::problem::{Elements, Lse, LseBase, Output, Rescale};
+use crate::tile::{PANEL_ROWS, RowState, STRIP};
 
-/// Brings the exponents of two partial results of a row together, adds the earlier one's sum to the other's,
-/// and returns by what O of each moves. Rescaling is again an integer addition: exponents are integers in
-/// either mode.
-fn meet(earlier: &Partial<'_>, part: &mut Partial<'_>, row: usize) -> [Increment; 2] {
-    let exponent = earlier.exponent[row].max(part.exponent[row]);
-    let moves = [earlier.exponent[row], part.exponent[row]]
-        .map(|own| Increment::pow2(difference(own, exponent)));
-    let before = add_increment_f32(earlier.sum[row], moves[0]);
-    let own = add_increment_f32(part.sum[row], moves[1]);
-    part.exponent[row] = exponent;
-    part.sum[row] = before + own;
-    moves
+/// Brings a task's O and sums into the form of [`Partial`], adds the result over earlier keys, and stores
+/// rows that have no later ones.
+pub fn run<K: Kernel>(
+    kernel: K,
+    group: &Group<'_>,
+    rescale: Rescale,
+    states: &[RowState],
+    partial: &mut Partial<'_>,
+    mut earlier: Option<Partial<'_>>,
+    mut write: Option<Write<'_>>,
+) {
+    for (panel, state) in states.iter().enumerate().take(group.panels()) {
+        let mut part = partial.reborrow().panel(panel);
+        let factor = factors(state, group.panel_rows(panel), rescale, &mut part);
+        let earlier = earlier.as_mut();
+        let earlier = earlier.map(|earlier| earlier.reborrow().panel(panel));
+        let end = PanelEnd {
+            group,
+            panel,
+            part: &mut part,
+            factor: &factor,
+            earlier: earlier.as_ref(),
+            write: write.as_mut().map(Write::reborrow),
+        };
+        end.visit(kernel);
+    }
 }
 
-/// Brings a panel's result to its end: with that over earlier keys, if there is one, and to the output, if
-/// it is the last.
-pub struct End<'a, 'b> {
-    /// Whose rows they are.
-    pub group: &'a Group<'a>,
-    /// Which of its panels.
-    pub panel: usize,
+/// Each row's exponent and sum, and the factor of its O.
+fn factors(
+    state: &RowState,
+    rows: usize,
+    rescale: Rescale,
+    part: &mut Partial<'_>,
+) -> [f32; PANEL_ROWS] {
+    let mut factors = [1.0; PANEL_ROWS];
+    for (r, to) in factors.iter_mut().enumerate().take(rows) {
+        let reference = state.reference[r];
+        let (exponent, sum, factor) = match rescale {
+            // O is a sum over the rounded P: normalised by their sum, errors that
+            // they have in common cancel.
+            Rescale::Exact => (reference, state.sum[r], state.sum[r] / state.rounded_sum[r]),
+            Rescale::Compensated => {
+                // O carries c, and the sum is relative to 2^m: both to 2^e, where
+                // e = rint(m) = -n.
+                let exponent = libm::rintf(reference);
+                let fraction = if exponent == reference {
+                    1.0 // Also for -inf, where nothing was seen.
+                } else {
+                    libm::exp2f(reference - exponent)
+                };
+                (exponent, state.sum[r] * fraction, state.c[r].recip())
+            }
+        };
+        // A row without a sum has seen no key, or none with a score above -inf.
+        let seen = sum != 0.0;
+        if seen {
+            *to = factor;
+        }
+        part.exponent[r] = if seen { exponent } else { f32::NEG_INFINITY };
+        part.sum[r] = sum;
+    }
+    factors
+}
+
+/// Brings two partial results of a row to one exponent, adds the earlier one's sum to the other's,
+/// and returns the increments of either O. Rescaling is again an integer addition: exponents are
+/// integers in either mode.
+fn align(earlier: &Partial<'_>, part: &mut Partial<'_>, row: usize) -> [Increment; 2] {
+    let exponent = earlier.exponent[row].max(part.exponent[row]);
+    let increments = [earlier.exponent[row], part.exponent[row]]
+        .map(|own| Increment::pow2(difference(own, exponent)));
+    let before = add_increment_f32(earlier.sum[row], increments[0]);
+    let own = add_increment_f32(part.sum[row], increments[1]);
+    part.exponent[row] = exponent;
+    part.sum[row] = before + own;
+    increments
+}
+
+/// The end of a panel's partial result.
+struct PanelEnd<'a, 'b> {
+    group: &'a Group<'a>,
+    panel: usize,
     /// The panel's result; over all keys so far, afterwards.
-    pub part: &'a mut Partial<'b>,
-    /// What its O is multiplied by.
-    pub factor: &'a [f32; PANEL_ROWS],
+    part: &'a mut Partial<'b>,
+    /// The factor of its O.
+    factor: &'a [f32; PANEL_ROWS],
     /// The result over earlier keys.
-    pub earlier: Option<&'a Partial<'b>>,
-    /// Whether O's columns are yet to be put in order.
-    pub settle: bool,
-    /// Where it is written.
-    pub write: Option<Write<'a>>,
+    earlier: Option<&'a Partial<'b>>,
+    /// Where it is written, if there are no later keys.
+    write: Option<Write<'a>>,
 }
 
 /// Where a group's rows are written.
@@ -47,9 +108,9 @@ pub struct Write<'a> {
     pub from: usize,
     /// Strides of the output.
     pub strides: [usize; 3],
-    /// lse of the rows, one behind the other, panel by panel.
+    /// lse of the rows, contiguous, panel by panel.
     pub lse: &'a mut [f32],
-    /// How lse is.
+    /// The base of lse, and its value without keys.
     pub format: Lse,
 }
 
@@ -65,7 +126,7 @@ impl<'a> Write<'a> {
         }
     }
 
-    /// The same for a while.
+    /// The same, borrowed anew.
     pub fn reborrow(&mut self) -> Write<'_> {
         Write {
             o: self.o.reborrow(),
@@ -75,11 +136,11 @@ impl<'a> Write<'a> {
     }
 }
 
-/// Rows that are written together, strip by strip: with more of them lines to be written follow in no order that the
-/// processor sees, and each is waited for (`docs/adr/0023`).
+/// Rows that are written strip by strip: with more of them the processor sees no order in the lines
+/// written, and each is waited for.
 const WRITTEN_AT_ONCE: usize = 2;
 
-/// What the rows of a panel are written with.
+/// How the rows of a panel are written.
 struct Rows {
     /// One over the sum of exponentials.
     inverse: [f32; PANEL_ROWS],
@@ -87,49 +148,50 @@ struct Rows {
     start: [usize; PANEL_ROWS],
 }
 
-impl Visitor for End<'_, '_> {
+impl Visitor for PanelEnd<'_, '_> {
     type Output = ();
 
     fn visit<K: Kernel>(mut self, kernel: K) {
         let len = self.group.panel_rows(self.panel);
-        let mut moves = [[Increment::NONE; 2]; PANEL_ROWS];
+        let mut increments = [[Increment::NONE; 2]; PANEL_ROWS];
         if let Some(earlier) = self.earlier {
-            for (r, moves) in moves[..len].iter_mut().enumerate() {
-                *moves = meet(earlier, self.part, r);
+            for (r, increments) in increments[..len].iter_mut().enumerate() {
+                *increments = align(earlier, self.part, r);
             }
         }
         let mut write = self.write.take();
         let rows = write.as_mut().map(|write| self.rows(write));
-        let mut call = Close {
+        let mut call = Epilogue {
             rows: 0..0,
             factor: self.factor,
-            moves: &moves,
+            increments: &increments,
             inverse: rows.as_ref().map(|rows| &rows.inverse),
-            settle: self.settle,
         };
         let mut write = write.zip(rows.as_ref());
         let at_once = match write {
             Some(_) => WRITTEN_AT_ONCE,
             None => PANEL_ROWS,
         };
+        let strip_rows = self.group.strip_rows(self.panel);
+        let strips = self.group.problem.shape.d_v / STRIP;
         for first in (0..len).step_by(at_once) {
             call.rows = first..len.min(first + at_once);
-            for (i, o) in self.part.o.iter_mut().enumerate() {
-                let earlier = self.earlier.map(|earlier| &earlier.o[i]);
+            for (i, o) in self.part.o.chunks_mut(strip_rows).take(strips).enumerate() {
+                let earlier = self.earlier.map(|earlier| &earlier.o[i * strip_rows..]);
                 match &mut write {
                     Some((write, rows)) => {
                         let at = |r: usize| rows.start[r] - write.from + i * STRIP;
-                        kernel.close(&call, earlier, o, |r, row| write.o.write(at(r), row));
+                        kernel.epilogue(&call, earlier, o, |r, row| write.o.write(at(r), row));
                     }
-                    None => kernel.close(&call, earlier, o, |_, _| {}),
+                    None => kernel.epilogue(&call, earlier, o, |_, _| {}),
                 }
             }
         }
     }
 }
 
-impl End<'_, '_> {
-    /// Writes their lse; where their O goes, and by what it is multiplied there.
+impl PanelEnd<'_, '_> {
+    /// Writes lse of the rows; returns the place and the factor of their O.
     fn rows(&self, write: &mut Write<'_>) -> Rows {
         let mut rows = Rows {
             inverse: [0.0; PANEL_ROWS],
@@ -145,7 +207,7 @@ impl End<'_, '_> {
             // the definition.
             let inverse = if empty { 0.0 } else { sum.recip() };
             rows.inverse[r] = match problem.sink {
-                // Without a key, nothing that a sink is changes O: also NaN.
+                // Without a key no sink changes O, not even NaN.
                 Some(sink) if !empty => with_sink(inverse, log2, sink[h]),
                 _ => inverse,
             };
@@ -160,8 +222,8 @@ impl End<'_, '_> {
     }
 }
 
-/// Puts the results of a panel over one range of keys after the other together, and writes them.
-pub fn together<'b>(
+/// Merges the partial results of a panel in the order of their keys, and writes them.
+pub fn merge_panel<'b>(
     backend: Backend,
     group: &Group<'_>,
     panel: usize,
@@ -172,20 +234,19 @@ pub fn together<'b>(
     let (mut earlier, mut next) = (None, parts.next());
     while let Some(mut part) = next {
         next = parts.next();
-        backend.with(End {
+        backend.with(PanelEnd {
             group,
             panel,
             part: &mut part,
             factor: &[1.0; PANEL_ROWS],
             earlier: earlier.as_ref(),
-            settle: false,
             write: write.take_if(|_| next.is_none()),
         });
         earlier = Some(part);
     }
 }
 
-/// Writes lse of a group's rows, which [`Write`] had one behind the other, to where it belongs.
+/// Writes lse of a group's rows, which [`Write`] had contiguous, to the output.
 pub fn write_lse(group: &Group<'_>, lse: &[f32], output: &mut Output<'_>) {
     let [s0, s1, s2] = output.lse_strides;
     for (r, lse) in lse[..group.rows.len()].iter().enumerate() {
@@ -216,7 +277,7 @@ fn lse(log2: f64, base: LseBase) -> f32 {
     })
 }
 
-/// What O is multiplied by when the sum of exponentials takes a sink in.
+/// The factor of O where the sum of exponentials includes a sink.
 #[expect(clippy::cast_possible_truncation, reason = "rounds to FP32")]
 fn with_sink(inverse: f32, log2: f64, sink: f32) -> f32 {
     if sink == f32::NEG_INFINITY {

@@ -1,67 +1,67 @@
-//! Streams of 5 to 8 rows on cores that do two dots a cycle: rows share the lanes, in steps of 96 keys (`docs/adr/0031`).
+//! The fused kernel for 5 to 8 rows on cores that do two dots a cycle: rows share the lanes, in steps of 96 keys.
 //!
-//! A dot of C1 takes 16 features of a key, by broadcast from the cache itself, and the same features of two rows. When a row's lanes
-//! are added up, all rows' scores of two keys lie side by side: V1 has no step for one row alone, and P lies in pairs of keys as it is
-//! rounded. C2 has all rows in one tile, so that V is put in order once; O comes at the end, and products are weighed (`docs/adr/0035`).
+//! A dot of C1 takes 16 features of a key, in place by broadcast, and the same features of two rows. When a row's lanes
+//! are added up, all rows' scores of two keys are side by side: V1 has no step for one row alone, and P comes out in pairs of keys. C2 has
+//! all rows in one tile, so that V is interleaved once; O comes at the end, and products are weighted.
 //!
-//! | stage | register tile | streams |
+//! | stage | register tile | operands |
 //! |---|---|---|
-//! | C1 | 6 keys x 4 vectors of 2 rows, or 8 keys x 3; of 7 rows one has a vector to itself | Q by eights of pairs of features, K by broadcast from the cache itself |
+//! | C1 | 6 keys x 4 vectors of 2 rows, or 8 keys x 3; of 7 rows one has a vector to itself | Q by eights of pairs of features, K in place by broadcast |
 //! | V1 | two keys of 8 rows in the lanes | S, and P by pairs of keys |
-//! | C2 | 5 to 8 rows x 2 vectors of 16 columns | V from the cache itself, P by broadcast |
+//! | C2 | 5 to 8 rows x 2 vectors of 16 columns | V in place, P by broadcast |
 //!
-//! C1 asks memory for half of the keys to come, C2 for the other half: into L1d, each line once and with dots before the next; and V1,
-//! lest memory waits for C2, for a line of each row of C2's half. Half a step before they ask for a line of every third row, which is
-//! one in each page where MLA's rows lie together: requests wait until a page has been looked up.
+//! C1 prefetches half of the keys to come, C2 the other half: into L1d, each line once and with dots before the next. V1
+//! prefetches a line of each row of C2's half, lest memory waits for C2. Half a step before, they prefetch a line of every third row, which is
+//! one in each page for MLA's contiguous rows: prefetches wait for page walks.
 //!
-//! O lies as [`super::stream`] keeps it.
+//! O's columns are those of [`super::fused`].
 
 use core::mem::MaybeUninit;
 use core::ops::Range;
 
-use super::few::{self, PIECES};
-use super::stream::{read, write};
+use super::fused::{read, write};
+use super::skinny::{self, PIECES};
 use super::*;
+use crate::kernel::FUSED_KEYS;
 use crate::kernel::prefetch::LINE;
-use crate::kernel::softmax::{self, Rounding as _};
-use crate::kernel::zmm::requests::{self, Ask, Block, Requests, Widths};
-use crate::kernel::zmm::stream::{self, KEYS};
-use crate::kernel::{STREAM_KEYS, Softmax, Streamed};
+use crate::kernel::softmax::{self, RoundPairs as _};
+use crate::kernel::zmm::fused_rows::{self, Block, Prefetch, Requests, Widths};
+use crate::kernel::zmm::softmax_rows::{self, KEYS};
 use crate::problem::Rescale;
 
-/// Up to so many rows.
+/// The largest group.
 pub(super) const ROWS: usize = 8;
 /// Keys of a step.
 const STEP: usize = 6 * KEYS;
-/// Keys between a step's first and the first that it asks for, which may be its own: C1 takes keys twice as fast as it asks for others, and
-/// comes to its last ones just after it has asked for them.
-const LEAD: usize = STEP / 2 + 8;
-/// Lanes of a row in C1: so many pairs of features a dot has.
+/// Keys between a step's first and the first that it prefetches, which may be its own: C1 takes keys twice as fast as it
+/// prefetches others, and comes to its last ones just after it has prefetched them.
+const DISTANCE: usize = STEP / 2 + 8;
+/// Lanes of a row in C1: pairs of features of a dot.
 const EACH: usize = LANES / 2;
 /// Dots of a key with each line of these: of all its lines.
 const DOTS: usize = LANES / EACH;
 /// Keys of C1's register tiles, which have 24 sums: of three vectors of rows, and of four.
 const GROUP_OF_3: usize = 8;
 const GROUP_OF_4: usize = 6;
-/// Lines of the code of C1's largest tile and of C2's, about: it does no harm to ask for others.
+/// Lines of the code of C1's largest tile and of C2's, about: prefetching others does no harm.
 const QK_LINES: usize = 22;
 const TILE_LINES: usize = 31;
 /// Pairs of a vector of keys.
 const PAIRS: usize = KEYS / 2;
 
-const _: () = assert!(requests::ROWS == PAIRS);
+const _: () = assert!(fused_rows::ROWS == PAIRS);
 const _: () = assert!(STEP.is_multiple_of(GROUP_OF_3) && STEP.is_multiple_of(GROUP_OF_4));
-// The last step may have a single key of the block, and C1 computes on whole groups; pages are looked up half a step further on.
-const _: () = assert!(STREAM_KEYS >= BLOCK_KEYS + KEYS + GROUP_OF_3 + LEAD);
-const _: () = assert!(STREAM_KEYS >= BLOCK_KEYS + LEAD + STEP / 2);
+// The last step may have a single key of the block, and C1 computes on whole groups; page walks come half a step further on.
+const _: () = assert!(FUSED_KEYS >= BLOCK_KEYS + KEYS + GROUP_OF_3 + DISTANCE);
+const _: () = assert!(FUSED_KEYS >= BLOCK_KEYS + DISTANCE + STEP / 2);
 
-/// Vectors that so many rows have in C1.
+/// Vectors of the rows in C1.
 const fn vectors(rows: usize) -> usize {
     if rows <= 6 { 3 } else { 4 }
 }
 
-/// The vector that a row has in C1, and its first lane there: as `qk` puts vectors together in the end.
-const fn place(row: usize, rows: usize) -> [usize; 2] {
+/// The vector of a row in C1, and its first lane there: as `qk` merges vectors in the end.
+const fn slot(row: usize, rows: usize) -> [usize; 2] {
     match (row, rows) {
         (5, 6) => [2, EACH],
         _ => [row / 4 * 2 + row % 2, row / 2 % 2 * EACH],
@@ -73,8 +73,8 @@ const fn alone(rows: usize) -> Option<usize> {
     if rows == 7 { Some(5) } else { None }
 }
 
-/// [`Kernel::pack_stream_q`]: for each dot of a key the vectors of all rows, zeros of rows beyond the last. Not for each
-/// width anew, which would be unrolled.
+/// [`Kernel::pack_q`]: for each dot of a key the vectors of all rows, zeros of rows beyond the last. The width is no
+/// constant, as loops would be unrolled.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 #[inline(never)]
 pub(super) fn pack_q(d_qk: usize, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
@@ -84,7 +84,7 @@ pub(super) fn pack_q(d_qk: usize, rows: &[&[bf16]], negate: bool, panel: &mut QP
     let out = &mut out[..vectors * (d_qk / 2 / EACH)];
     out.fill([0; LANES]);
     for (r, row) in rows.iter().enumerate() {
-        let [vector, lane] = place(r, rows.len());
+        let [vector, lane] = slot(r, rows.len());
         let row: &[[[bf16; 2]; EACH]] = row[..d_qk].as_chunks().0.as_chunks().0;
         for (i, pairs) in row.iter().enumerate() {
             let [dot, lane] = match alone(rows.len()) {
@@ -114,23 +114,23 @@ struct Scores {
 /// Which rows see which keys, as scores lie.
 type Seen = [__mmask16; STEP / 2];
 
-/// P of a step, as C2 takes it.
+/// P of a step.
 #[repr(align(64))]
 struct Probs {
-    /// Rounded, pair by pair of keys all rows, and what that took.
+    /// Rounded, pair by pair of keys all rows, and what rounding took.
     parts: [[MaybeUninit<[u32; ROWS]>; STEP / 2]; 2],
-    /// Parts that count.
+    /// Parts that C2 takes.
     len: usize,
     /// How many pairs of each of them V1 has written.
     pairs: usize,
-    /// What each row's products count for, as [`L0a::weights`].
+    /// As [`L0a::weights`].
     weights: [f32; LANES],
 }
 
-/// [`Kernel::stream`], where `q` is what [`pack_q`] packed.
+/// [`Kernel::fused`], where `q` is what [`pack_q`] packed.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 #[expect(clippy::too_many_arguments, reason = "called in one place")]
-pub(super) fn stream<W: Widths>(
+pub(super) fn fused<W: Widths>(
     kernel: Avx512Bf16,
     block: &Block<'_, W>,
     q: &[u32],
@@ -139,7 +139,7 @@ pub(super) fn stream<W: Widths>(
     p: &mut L0a,
     state: &mut RowState,
     o: &mut [[f32; STRIP]],
-) -> Streamed {
+) -> FusedEnd {
     const HALF_OF_3: usize = GROUP_OF_3 / 2;
     const HALF_OF_4: usize = GROUP_OF_4 / 2;
     let block = Call {
@@ -156,7 +156,7 @@ pub(super) fn stream<W: Widths>(
     }
 }
 
-/// What all steps of a block have.
+/// A block's steps.
 struct Call<'a, W> {
     kernel: Avx512Bf16,
     block: &'a Block<'a, W>,
@@ -180,7 +180,7 @@ impl<W: Widths> Call<'_, W> {
         p: &mut L0a,
         state: &mut RowState,
         o: &mut [[f32; STRIP]],
-    ) -> Streamed {
+    ) -> FusedEnd {
         let &Self {
             kernel,
             block,
@@ -208,58 +208,62 @@ impl<W: Widths> Call<'_, W> {
             weights: [1.0; _],
         };
         // Then a value that isn't finite makes no score of its key finite, not even of rows beyond, as 0 times it is NaN.
-        let begun = core::ptr::eq(block.keys, block.values);
+        let heads = core::ptr::eq(block.keys, block.values);
         for first in (from..call.keys).step_by(STEP) {
             let len = STEP.min(call.keys - first);
-            // Whole vectors of keys: scores of those beyond count for nothing.
-            let whole = len.next_multiple_of(KEYS);
-            let asked = &block.asked[first + LEAD..];
+            // Whole vectors of keys: scores beyond don't count.
+            let padded = len.next_multiple_of(KEYS);
+            let next = &block.prefetch[first + DISTANCE..];
             let step = Step {
                 zmm,
                 widths: block.widths,
                 lines: block.widths.lines(),
                 pairs: PAIRS,
                 keys: &block.keys[first..],
-                values: block.values[first..][..whole].as_chunks().0,
-                asked,
-                asked_later: &asked[whole / 2..whole],
+                values: block.values[first..][..padded].as_chunks().0,
+                next,
+                next_in_c2: &next[padded / 2..padded],
             };
-            step.scores::<GROUP, HALF, VECTORS, SHARED>(whole, q, &mut s);
-            let asked = Middles {
-                rows: step.asked_later,
+            step.scores::<GROUP, HALF, VECTORS, SHARED>(padded, q, &mut s);
+            let middles = Middles {
+                rows: step.next_in_c2,
                 column: block.widths.lines() / 2 * LINE,
             };
             let finite = softmax(
                 kernel,
                 call,
                 first..first + len,
-                &asked,
+                &middles,
                 &s,
                 state,
+                &mut p.increment,
                 &mut probs,
             );
-            if state.increment[..N].iter().any(|&n| n != 0) {
-                stream::advance(zmm, &state.increment[..N], o);
+            if p.increment[..N].iter().any(|&n| n != 0) {
+                softmax_rows::rescale(zmm, &p.increment[..N], o);
             }
-            let left = if finite && begun {
+            let skipped = if finite && heads {
                 step.pv::<N>(&probs, o);
                 0
             } else {
                 step.pv_finite::<N>(&probs, o)
             };
-            if left != 0 {
+            if skipped != 0 {
                 probs.spread(N, p);
-                return Streamed {
+                return FusedEnd {
                     keys: first..first + len,
-                    left: Left { all: left, tail: 0 },
+                    skipped: Skipped {
+                        all: skipped,
+                        tail: 0,
+                    },
                 };
             }
         }
-        Streamed::ALL
+        FusedEnd::ALL
     }
 }
 
-/// Where two vectors of O lie.
+/// The index of two vectors of O.
 #[derive(Clone, Copy)]
 struct Piece {
     strip: usize,
@@ -278,9 +282,9 @@ struct Step<'a, W> {
     keys: &'a [*const bf16],
     /// Each is valid for as many strips as `widths` says.
     values: &'a [[*const bf16; KEYS]],
-    /// What C1 asks for, what C2 does and what comes then; and what C2 does alone. These may lie anywhere.
-    asked: &'a [*const bf16],
-    asked_later: &'a [*const bf16],
+    /// Rows that C1 prefetches, then C2, and later ones; and C2's alone. These may be anywhere.
+    next: &'a [*const bf16],
+    next_in_c2: &'a [*const bf16],
 }
 
 impl<W: Widths> Step<'_, W> {
@@ -297,34 +301,34 @@ impl<W: Widths> Step<'_, W> {
         let q = &q.as_chunks().0.as_chunks().0[..self.widths.lines() * DOTS];
         let groups = keys.div_ceil(GROUP);
         let keys = self.keys.as_chunks().0.iter();
-        let asked = self.asked.as_chunks().0.iter();
+        let next = self.next.as_chunks().0.iter();
         let Scores { of, len, largest } = s;
         *len = 0;
         largest.fill([f32::NEG_INFINITY; LANES]);
         let tiles = of.as_chunks_mut().0.iter_mut();
-        for (group, ((keys, asked), tile)) in keys.zip(asked).zip(tiles).take(groups).enumerate() {
+        for (group, ((keys, next), tile)) in keys.zip(next).zip(tiles).take(groups).enumerate() {
             self.touch(HALF * group + STEP / 2);
-            self.qk::<GROUP, HALF, VECTORS, SHARED>(keys, asked, q, tile, largest);
+            self.qk::<GROUP, HALF, VECTORS, SHARED>(keys, next, q, tile, largest);
             *len += HALF;
         }
     }
 
-    /// Asks for a line of a row to come, so that its page has been looked up when its lines are asked for: requests wait for that.
+    /// Prefetches a line of a row to come, so that its page walk is over when its lines are prefetched.
     #[inline]
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn touch(&self, row: usize) {
-        if let Some(&row) = self.asked.get(row) {
+        if let Some(&row) = self.next.get(row) {
             self.zmm.prefetch(row);
         }
     }
 
-    /// C1 of a tile of keys, which asks for the lines of half as many rows, as many as C2 does for them.
+    /// C1 of a tile of keys, which prefetches half as many rows, as many as C2 does for them.
     #[inline(never)]
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn qk<const GROUP: usize, const HALF: usize, const VECTORS: usize, const SHARED: usize>(
         &self,
         keys: &[*const bf16; GROUP],
-        asked: &[*const bf16; HALF],
+        next: &[*const bf16; HALF],
         q: &[[[u32; LANES]; VECTORS]],
         s: &mut [MaybeUninit<[f32; LANES]>; HALF],
         largest: &mut [[f32; LANES]; GROUP_OF_3 / 2],
@@ -332,11 +336,11 @@ impl<W: Widths> Step<'_, W> {
         const { assert!(GROUP == 2 * HALF && 2 * VECTORS <= ROWS) };
         const { assert!(VECTORS - SHARED <= 1) };
         assert!(self.lines <= self.widths.lines() && q.len() == self.widths.lines() * DOTS);
-        // In registers: `apart` may have changed memory for all that the compiler knows. And copied here: a caller's copy may lie across
+        // In registers: `apart` may have changed memory for all that the compiler knows. And copied here: a caller's copy may straddle
         // two cache lines, and would be waited for.
-        let (keys, mut asked) = (*keys, *asked);
+        let (keys, mut next) = (*keys, *next);
         let mut acc = [[_mm512_setzero_ps(); VECTORS]; GROUP];
-        // Not unrolled, or requests would be moved together.
+        // Not unrolled, or prefetches would be moved together.
         for line in 0..self.lines {
             for dot in 0..DOTS {
                 for acc in &mut acc {
@@ -344,8 +348,8 @@ impl<W: Widths> Step<'_, W> {
                 }
                 for i in 0..HALF {
                     if i * DOTS / HALF == dot {
-                        self.zmm.prefetch(asked[i]);
-                        asked[i] = asked[i].wrapping_add(LINE);
+                        self.zmm.prefetch(next[i]);
+                        next[i] = next[i].wrapping_add(LINE);
                     }
                 }
                 let mut pairs = [as_pairs(_mm512_setzero_si512()); VECTORS];
@@ -410,17 +414,17 @@ impl<W: Widths> Step<'_, W> {
     #[inline(never)]
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn pv_finite<const N: usize>(&self, probs: &Probs, o: &mut [[f32; STRIP]]) -> Strips {
-        let mut left = 0;
+        let mut skipped = 0;
         for (strip, o) in o.as_chunks_mut().0.iter_mut().enumerate() {
             let before = *o;
             self.strip::<N>(strip, probs, o);
             // SAFETY: values are valid for the columns of all strips, of which this is one, as C2 has asserted.
-            if !finite(&o[0]) && !unsafe { stream::finite(self.values, strip) } {
+            if !finite(&o[0]) && !unsafe { softmax_rows::finite(self.values, strip) } {
                 *o = before;
-                left |= 1 << strip;
+                skipped |= 1 << strip;
             }
         }
-        left
+        skipped
     }
 
     /// C2 of a strip.
@@ -432,7 +436,7 @@ impl<W: Widths> Step<'_, W> {
         }
     }
 
-    /// C2 of a piece of a strip: all `N` rows of O. Asks for the lines of the piece, with each part of P.
+    /// C2 of a piece of a strip: all `N` rows of O. Prefetches the lines of the piece, with each part of P.
     #[inline(never)]
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn tile<const N: usize>(
@@ -446,21 +450,21 @@ impl<W: Widths> Step<'_, W> {
         assert!(self.pairs <= PAIRS && self.values.len() * PAIRS <= probs.pairs);
         let times = PIECES * self.widths.strips();
         let time = PIECES * strip + piece;
-        // All of them together for the pages of what the next C1 asks for.
+        // All of them for the pages of what the next C1 prefetches.
         self.touch(STEP + STEP / 2 * time / times);
-        let requests = Requests::of([self.asked_later], self.widths, times);
-        let column = strip * STRIP + piece * few::PIECE;
+        let requests = Requests::of([self.next_in_c2], self.widths, times);
+        let column = strip * STRIP + piece * skinny::PIECE;
         let mut acc = [[_mm512_setzero_ps(); 2]; N];
         for part in &probs.parts[..probs.len] {
             for (vector, values) in self.values.iter().enumerate() {
-                let mut lines = requests.time(time * self.values.len() + vector, PAIRS, self);
+                let mut lines = requests.pass(time * self.values.len() + vector, PAIRS, self);
                 let values: &[[_; 2]; PAIRS] = &values.as_chunks().0.as_chunks().0[0];
-                // Unrolled, loads and requests of several pairs would be moved together, and accumulators to the stack.
+                // Unrolled, loads and prefetches of several pairs would be moved together, and accumulators to the stack.
                 for k in 0..self.pairs {
-                    lines.ask(self);
+                    lines.prefetch(self);
                     // SAFETY: values are valid for the columns of all strips, of which these are some by the assertion.
-                    let v = unsafe { few::interleaved_piece(&values[k], column) };
-                    // SAFETY: V1 has written the pairs of all vectors of keys in each part that counts, and a vector has no more,
+                    let v = unsafe { skinny::interleaved_piece(&values[k], column) };
+                    // SAFETY: V1 has written the pairs of all vectors of keys in each part that C2 takes, and a vector has no more,
                     // by the assertion.
                     let p = unsafe { part.get_unchecked(vector * PAIRS + k).assume_init_ref() };
                     for r in 0..N {
@@ -482,15 +486,15 @@ impl<W: Widths> Step<'_, W> {
     }
 }
 
-impl<W> Ask<1> for Step<'_, W> {
+impl<W> Prefetch<1> for Step<'_, W> {
     #[inline(always)]
-    fn ask(&self, [at]: &mut [*const bf16; 1]) {
+    fn prefetch(&self, [at]: &mut [*const bf16; 1]) {
         self.zmm.prefetch(*at);
         *at = at.wrapping_add(LINE);
     }
 }
 
-/// Asks for a function's code, so many lines: as long as L1i has a line, L2 sees no use of it, and gives it up for keys; and L1i loses
+/// Prefetches lines of a function's code: as long as L1i has a line, L2 sees no use of it, and evicts it for keys; and L1i loses
 /// it then.
 #[inline]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
@@ -570,23 +574,25 @@ fn to_rows(lanes: __m512) -> __m512 {
     _mm512_permutexvar_ps(first, lanes)
 }
 
-/// A line of each row that C2 will ask for: one of the middle, so that what C2 finds asked for already is spread over all of its time.
+/// A line of each row that C2 will prefetch: one of the middle, so that lines on their way already are spread over all of C2's time.
 struct Middles<'a> {
-    /// As many as pairs of keys. They may lie anywhere.
+    /// As many as pairs of keys. They may be anywhere.
     rows: &'a [*const bf16],
     column: usize,
 }
 
-/// V1 of these keys. Returns whether all scores are finite, also of keys that nobody sees.
+/// V1 of these keys. Returns whether all scores are finite, also of keys that no row sees.
 #[inline(never)]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+#[expect(clippy::too_many_arguments, reason = "called in one place")]
 fn softmax(
     kernel: Avx512Bf16,
     call: &Softmax<'_>,
     keys: Range<usize>,
-    asked: &Middles<'_>,
+    middles: &Middles<'_>,
     s: &Scores,
     state: &mut RowState,
+    increment: &mut [i32; PANEL_ROWS],
     probs: &mut Probs,
 ) -> bool {
     /// So that latency isn't what limits.
@@ -594,7 +600,11 @@ fn softmax(
     let zmm = kernel.zmm;
     let pairs = keys.len().next_multiple_of(KEYS) / 2;
     let seen = seen(call, keys.start, keys.len());
-    let (seen, of, rows) = (&seen[..pairs], &s.written()[..pairs], &asked.rows[..pairs]);
+    let (seen, of, rows) = (
+        &seen[..pairs],
+        &s.written()[..pairs],
+        &middles.rows[..pairs],
+    );
     let zero = zmm.splat(0.0);
     let mut max = [zmm.splat(f32::NEG_INFINITY); CHAINS];
     if call.mask.is_none() && keys.len() == STEP {
@@ -616,19 +626,19 @@ fn softmax(
         largest = _mm512_max_ps(largest, max[i]);
     }
     let largest = to_rows(_mm512_max_ps(largest, swapped(largest)));
-    let bases = stream::follow(zmm, call, largest, state);
+    let bases = softmax_rows::follow(zmm, call, largest, state, increment);
     let exact = call.rescale == Rescale::Exact;
-    let whole = call.precision == Precision::Bf16x2;
+    let two_parts = call.precision == Precision::Bf16x2;
     let scale = zmm.splat(call.scale);
     let (mut offset, mut weight) = (load(&bases.offset), zmm.splat(1.0));
-    if exact && !whole {
-        [offset, weight] = softmax::weigh(zmm, offset);
+    if exact && !two_parts {
+        [offset, weight] = softmax::weights(zmm, offset);
     }
     store(&mut probs.weights, weight);
     let max = to_lanes(load(&bases.max));
     let offset = to_lanes(offset);
     let factor = to_lanes(load(&bases.factor));
-    let (mut sums, mut zeros, mut kept) = ([zero; 2], [zero; CHAINS], zero);
+    let (mut sums, mut zeros, mut stored) = ([zero; 2], [zero; CHAINS], zero);
     let vectors = of.as_chunks::<CHAINS>().0.iter();
     let vectors = vectors.zip(seen.as_chunks::<CHAINS>().0);
     let [high, low] = &mut probs.parts;
@@ -639,12 +649,12 @@ fn softmax(
     let vectors = vectors.zip(rows.as_chunks::<CHAINS>().0);
     for (((s, seen), rows), (high, low)) in vectors.zip(high.iter_mut().zip(low)) {
         for row in rows {
-            zmm.prefetch(row.wrapping_add(asked.column));
+            zmm.prefetch(row.wrapping_add(middles.column));
         }
         let mut prob = [zero; CHAINS];
         for i in 0..CHAINS {
             let score = load(&s[i]);
-            // NaN where a score isn't finite, and nothing takes that away.
+            // NaN where a score isn't finite, which stays.
             zeros[i] = _mm512_or_ps(zeros[i], _mm512_sub_ps(score, score));
             let below = _mm512_sub_ps(score, max);
             prob[i] = _mm512_fmadd_ps(below, scale, offset);
@@ -661,27 +671,27 @@ fn softmax(
             let prob = [prob[2 * i], prob[2 * i + 1]];
             let pairs = _mm512_cvtne2ps_pbh(prob[1], prob[0]);
             put(&mut high[i], pairs);
-            kept = kernel.dots.add(zmm, kept, from_pairs(pairs));
-            if whole {
-                let used = widened(pairs);
+            stored = kernel.dots.add(zmm, stored, from_pairs(pairs));
+            if two_parts {
+                let used = converted(pairs);
                 let rest = [
                     _mm512_sub_ps(prob[0], used[0]),
                     _mm512_sub_ps(prob[1], used[1]),
                 ];
                 let pairs = _mm512_cvtne2ps_pbh(rest[1], rest[0]);
                 put(&mut low[i], pairs);
-                kept = kernel.dots.add(zmm, kept, from_pairs(pairs));
+                stored = kernel.dots.add(zmm, stored, from_pairs(pairs));
             }
         }
         probs.pairs += CHAINS;
     }
     let sums = _mm512_add_ps(sums[0], sums[1]);
     let sums = to_rows(_mm512_add_ps(sums, swapped(sums)));
-    // Here all rows' pairs of keys are behind each other.
-    kept = _mm512_add_ps(kept, swapped_halves(kept));
+    // Here all rows' pairs of keys are contiguous.
+    stored = _mm512_add_ps(stored, swapped_halves(stored));
     for (total, sums) in [
         (&mut state.sum, sums),
-        (&mut state.rounded_sum, if exact { kept } else { sums }),
+        (&mut state.rounded_sum, if exact { stored } else { sums }),
     ] {
         let total = &mut total.as_chunks_mut().0[0];
         store(total, _mm512_fmadd_ps(sums, weight, load(total)));
@@ -705,7 +715,7 @@ fn put(to: &mut [MaybeUninit<[u32; ROWS]>; 2], p: __m512bh) {
 /// In FP32, the first half and then the second.
 #[inline]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-fn widened(p: __m512bh) -> [__m512; 2] {
+fn converted(p: __m512bh) -> [__m512; 2] {
     let p = from_pairs(p);
     let halves = [_mm512_castsi512_si256(p), _mm512_extracti64x4_epi64::<1>(p)];
     let mut wide = [_mm512_setzero_ps(); 2];
@@ -745,26 +755,26 @@ impl Scores {
     #[inline]
     fn written(&self) -> &[[f32; LANES]] {
         let of = &self.of[..self.len];
-        // SAFETY: C1 has written so many, tile by tile.
+        // SAFETY: C1 has written `len` of them, tile by tile.
         unsafe { core::slice::from_raw_parts(of.as_ptr().cast(), of.len()) }
     }
 }
 
 impl Probs {
-    /// As other kernels have it.
+    /// Stores P in the tile of other kernels.
     #[cold]
     fn spread(&self, rows: usize, p: &mut L0a) {
         let parts = self.parts[..self.len].iter();
         for (part, to) in parts.zip([&mut p.high, &mut p.low]) {
             let pairs = part[..self.pairs].iter();
             for (pair, to) in pairs.zip(&mut p::blocks_mut(to)[0]) {
-                // SAFETY: V1 has written so many pairs of each part that counts.
+                // SAFETY: V1 has written these pairs of each part that C2 takes.
                 let pair = unsafe { pair.assume_init_ref() };
                 to[..rows].copy_from_slice(&pair[..rows]);
             }
         }
         p.weights[..rows].copy_from_slice(&self.weights[..rows]);
-        // The largest is whole.
+        // The largest has none.
         p.residuals.p = [0; _];
     }
 }

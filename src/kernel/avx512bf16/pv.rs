@@ -1,7 +1,7 @@
-//! C2 of a panel: strip by strip, all rows over one strip of V.
+//! C2 of panels: strip by strip, all rows of all panels over one strip of V.
 //!
-//! V has to be interleaved by pairs of keys. The first rows' tile does it on its way, where values lie
-//! as BF16: the dots of six rows hide what reading and writing a strip costs.
+//! V has to be interleaved by pairs of keys. The first rows' tile does it on its way: the dots of six rows hide
+//! what reading and writing a strip costs. L1d keeps the packed strip (24 KiB) while all rows pass over it.
 
 use super::*;
 use crate::tile::PTile;
@@ -11,10 +11,10 @@ const VECTORS: usize = STRIP / LANES;
 /// Rows of a register tile, at most.
 pub(super) const TILE_ROWS: usize = 6;
 
-/// Rows of the next tile where so many are left: the last two are alike.
-pub(super) const fn tile_rows(left: usize) -> usize {
-    match left {
-        0..=TILE_ROWS => left,
+/// Rows of the next tile of those that remain: the last two tiles are alike.
+pub(super) const fn tile_rows(remaining: usize) -> usize {
+    match remaining {
+        0..=TILE_ROWS => remaining,
         7 | 8 => 4,
         9 | 10 => 5,
         _ => TILE_ROWS,
@@ -24,55 +24,41 @@ pub(super) const fn tile_rows(left: usize) -> usize {
 /// A register tile's part of O.
 type Acc<const ROWS: usize> = [[__m512; VECTORS]; ROWS];
 
-/// Over packed values: [`Kernel::pv`].
+/// [`Kernel::pv`]. Returns the strips that it skipped.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 pub(super) fn pv<const D_V: usize>(
     zmm: Zmm,
     call: &Pv<'_>,
-    p: &L0a,
-    v: &[VBuffer; 3],
-    o: &mut [OStrip],
-) {
-    let c2 = C2::new(zmm, call, p);
-    for (v, o) in v.as_flattened().iter().zip(o).take(D_V / STRIP) {
-        c2.strip(&v.0[..c2.pairs], 0, o);
-    }
-}
-
-/// Over values as they lie, which the first panel packs, one strip after the other in the same memory, which L1d keeps:
-/// [`Kernel::pv_direct`], [`Kernel::pv_panels`].
-#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub(super) fn pv_packing<const D_V: usize>(
-    zmm: Zmm,
-    calls: &[Pv<'_>],
     p: &[&L0a],
-    values: &Rows<'_>,
     memory: &mut L0b,
-    o: &mut [OStrip],
+    o: &mut [ORow],
 ) -> Strips {
     let strips = D_V / STRIP;
-    let first = C2::new(zmm, &calls[0], p[0]);
-    let pairs = first.pairs;
-    let rows = padded::<D_V>(values);
+    let rows = padded::<D_V>(call.values);
+    let pairs = call.keys.div_ceil(2);
     let memory: &mut [u32] = bytemuck::cast_slice_mut(memory[0].0.as_flattened_mut());
     let v: &mut [[u32; STRIP]] = &mut memory.as_chunks_mut().0[..pairs];
-    let mut left = 0;
+    let mut skipped = 0;
     for strip in 0..strips {
-        let lying = Lying {
+        let unpacked = Unpacked {
             rows: &rows.as_chunks().0[..pairs],
             column: strip * STRIP,
         };
-        if !first.first_tile::<TILE_ROWS, D_V>(&lying, v, &mut o[strip]) {
-            left |= 1 << strip;
-            continue;
-        }
-        let mut done = TILE_ROWS;
-        for ((call, p), o) in calls.iter().zip(p).zip(o.chunks_mut(strips)) {
-            C2::new(zmm, call, p).strip(v, done, &mut o[strip]);
-            done = 0;
+        for (panel, p) in p.iter().enumerate() {
+            let tile = StripTile::of(zmm, call, p);
+            let o = &mut call.strip(panel, strip, strips, o)[..call.panel_rows(panel)];
+            let mut done = 0;
+            if panel == 0 {
+                if !tile.pack::<TILE_ROWS, D_V>(&unpacked, v, o) {
+                    skipped |= 1 << strip;
+                    break;
+                }
+                done = TILE_ROWS;
+            }
+            tile.rows(v, done, o);
         }
     }
-    left
+    skipped
 }
 
 /// Values, and zeros where a pair has no second key.
@@ -85,36 +71,32 @@ pub(super) fn padded<'v, const D_V: usize>(values: &Rows<'v>) -> [&'v [bf16; D_V
     rows
 }
 
-/// What all tiles share.
-struct C2<'a> {
+/// C2 of a panel and a strip.
+struct StripTile<'a> {
     zmm: Zmm,
     /// In blocks, as all of P here.
     high: &'a PTile,
     low: Option<&'a PTile>,
-    pairs: usize,
     weights: &'a [f32; PANEL_ROWS],
-    rows: usize,
     increment: Option<&'a [i32; PANEL_ROWS]>,
 }
 
-impl<'a> C2<'a> {
-    fn new(zmm: Zmm, call: &'a Pv<'_>, p: &'a L0a) -> Self {
+impl<'a> StripTile<'a> {
+    fn of(zmm: Zmm, call: &Pv<'_>, p: &'a L0a) -> Self {
         Self {
             zmm,
             high: &p.high,
             low: (call.precision == Precision::Bf16x2).then_some(&p.low),
-            pairs: call.keys.div_ceil(2),
             weights: &p.weights,
-            rows: call.rows,
-            increment: call.increment,
+            increment: (!call.first).then_some(&p.increment),
         }
     }
 
     /// The rows from `row` on, over a packed strip.
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-    fn strip(&self, v: &[[u32; STRIP]], mut row: usize, o: &mut OStrip) {
-        while row < self.rows {
-            row += match tile_rows(self.rows - row) {
+    fn rows(&self, v: &[[u32; STRIP]], mut row: usize, o: &mut [ORow]) {
+        while row < o.len() {
+            row += match tile_rows(o.len() - row) {
                 1 => self.tile::<1>(v, row, o),
                 2 => self.tile::<2>(v, row, o),
                 3 => self.tile::<3>(v, row, o),
@@ -128,11 +110,11 @@ impl<'a> C2<'a> {
     /// `ROWS` rows: rescale, accumulate in registers, add and write once. Returns `ROWS`.
     #[inline]
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-    fn tile<const ROWS: usize>(&self, v: &[[u32; STRIP]], row: usize, o: &mut OStrip) -> usize {
+    fn tile<const ROWS: usize>(&self, v: &[[u32; STRIP]], row: usize, o: &mut [ORow]) -> usize {
         let o: &mut [[f32; STRIP]; ROWS] = &mut o[row..].as_chunks_mut().0[0];
         rescale(self.zmm, self.increment, row, o);
         let mut acc = [[_mm512_setzero_ps(); VECTORS]; ROWS];
-        if self.goes_on() {
+        if self.accumulates_in_o() {
             acc = read(o);
         }
         accumulate(self.high, v, row, &mut acc);
@@ -143,42 +125,41 @@ impl<'a> C2<'a> {
         ROWS
     }
 
-    /// The first `ROWS` rows, on whose way the strip is packed into `v`. If values in it aren't
+    /// The first `ROWS` rows, which pack the strip into `v` on their way. If values in it aren't
     /// finite, O is left as it was and the result is `false`.
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-    fn first_tile<const ROWS: usize, const D_V: usize>(
+    fn pack<const ROWS: usize, const D_V: usize>(
         &self,
-        lying: &Lying<'_, D_V>,
+        unpacked: &Unpacked<'_, D_V>,
         v: &mut [[u32; STRIP]],
-        o: &mut OStrip,
+        o: &mut [ORow],
     ) -> bool {
         let o: &mut [[f32; STRIP]; ROWS] = &mut o.as_chunks_mut().0[0];
         let mut acc = [[_mm512_setzero_ps(); VECTORS]; ROWS];
-        if self.goes_on() {
+        if self.accumulates_in_o() {
             // Not in place: O may have to stay.
             let mut moved = *o;
             rescale(self.zmm, self.increment, 0, &mut moved);
             acc = read(&moved);
         }
-        lying.pack_and_accumulate(self.high, v, &mut acc);
+        unpacked.pack_and_accumulate(self.high, v, &mut acc);
         if let Some(low) = self.low {
             accumulate(low, v, 0, &mut acc);
         }
-        // What isn't finite makes every row's product so, since 0 times it is NaN. That may also have
+        // A value that isn't finite makes every row's product so, since 0 times it is NaN. The product may also have
         // left FP32's range.
         if !finite(&acc) && !v.as_flattened().iter().all(|&pair| finite_pair(pair)) {
             return false;
         }
-        if !self.goes_on() {
+        if !self.accumulates_in_o() {
             rescale(self.zmm, self.increment, 0, o);
         }
         self.add(&acc, 0, o);
         true
     }
 
-    /// Whether accumulators go on from O: where P is in two parts, so that O's error is that of the reference
-    /// (`docs/adr/0028`).
-    const fn goes_on(&self) -> bool {
+    /// Whether accumulators begin with O: where P is in two parts, so that O's error is that of the reference.
+    const fn accumulates_in_o(&self) -> bool {
         self.low.is_some() && self.increment.is_some()
     }
 
@@ -191,7 +172,7 @@ impl<'a> C2<'a> {
             for v in 0..VECTORS {
                 add_to(
                     &mut o[r].as_chunks_mut().0[v],
-                    self.increment.is_some() && !self.goes_on(),
+                    self.increment.is_some() && !self.accumulates_in_o(),
                     acc[r][v],
                     weights[r],
                 );
@@ -213,15 +194,15 @@ pub(super) fn rescale(
         let increment = &increment[row..][..o.len()];
         // Most blocks don't move any.
         if increment.iter().any(|&n| n != 0) {
-            zmm::stream::advance(zmm, increment, o);
+            zmm::softmax_rows::rescale(zmm, increment, o);
         }
     }
 }
 
-/// A tile's part of O, as it is `before` or as it begins, and what is added, by its weight.
+/// Adds to a tile's part of O, as it is `before` or zero, a sum times its weight.
 ///
 /// O comes last: accumulators that begin with zeros are read by dots of two operands. A dot of three shares a way with a store,
-/// and the tile before has as many stores as this one has accumulators (`docs/adr/0028`).
+/// and the tile before has as many stores as this one has accumulators.
 #[inline]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 pub(super) fn add_to(o: &mut [f32; LANES], before: bool, acc: __m512, weight: f32) {
@@ -248,16 +229,16 @@ fn read<const ROWS: usize>(o: &[[f32; STRIP]; ROWS]) -> Acc<ROWS> {
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn accumulate<const ROWS: usize>(p: &PTile, v: &[[u32; STRIP]], row: usize, acc: &mut Acc<ROWS>) {
     assert!(v.len() <= BLOCK_PAIRS && row + ROWS <= PANEL_ROWS);
-    let mut places = [0; ROWS];
+    let mut offsets = [0; ROWS];
     for r in 0..ROWS {
-        places[r] = p::place(row + r);
+        offsets[r] = p::offset(row + r);
     }
     let mut pair = p.0.as_flattened().as_ptr();
     for v in v {
         let v: [__m512bh; VECTORS] = core::array::from_fn(|i| load_pairs(&v.as_chunks().0[i]));
         for r in 0..ROWS {
             // SAFETY: pairs and rows are those of a tile, asserted above, whose blocks are as large as the tile.
-            let p = unsafe { *pair.add(places[r]) };
+            let p = unsafe { *pair.add(offsets[r]) };
             let p = as_pairs(_mm512_set1_epi32(p.cast_signed()));
             for i in 0..VECTORS {
                 acc[r][i] = _mm512_dpbf16_ps(acc[r][i], v[i], p);
@@ -283,14 +264,14 @@ const fn finite_pair(pair: u32) -> bool {
     pair & 0x7f80 != 0x7f80 && pair & 0x7f80_0000 != 0x7f80_0000
 }
 
-/// A strip of values as they lie, by pairs.
-struct Lying<'a, const D_V: usize> {
+/// A strip of values in place, by pairs.
+struct Unpacked<'a, const D_V: usize> {
     rows: &'a [[&'a [bf16; D_V]; 2]],
     /// Where the strip begins.
     column: usize,
 }
 
-impl<const D_V: usize> Lying<'_, D_V> {
+impl<const D_V: usize> Unpacked<'_, D_V> {
     /// [`accumulate`] of a panel's first rows, and `v` itself.
     #[inline]
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]

@@ -1,19 +1,18 @@
-//! C2 of a panel: `O += P V`, strip by strip.
+//! C2 of panels: `O += P V`, strip by strip. L1d keeps a packed strip of V while all panels pass over it.
 
 use core::arch::x86_64::*;
 
 use half::bf16;
 
-use super::asks::Asks;
-use super::tiles::DEPTH;
 use super::*;
+use crate::kernel::prefetch::TileRows;
 use crate::kernel::simd::Simd;
 use crate::kernel::zmm::{Interleaved, load_row, store_pairs};
 
 /// Rows and columns of a register tile.
 const SQUARE: usize = 2 * SIDE;
 
-/// Puts P where tiles of it are rows x pairs: transposes each 16 x 16 of its pairs x rows where it lies, with zeros for
+/// Transposes P in place to tiles of rows x pairs: each 16 x 16 of its pairs x rows, with zeros for
 /// pairs behind the last.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 pub fn transpose_p(p: &mut PTile, row_tiles: usize, keys: usize) {
@@ -36,68 +35,35 @@ pub fn transpose_p(p: &mut PTile, row_tiles: usize, keys: usize) {
     }
 }
 
-/// [`Kernel::pack_v`]: strips end in whole tiles.
-#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
-pub fn pack_v<const D_V: usize>(
-    zmm: Zmm,
-    values: &[&[bf16]],
-    first: usize,
-    v: &mut [VBuffer; 3],
-) -> bool {
-    let pairs = (first + values.len()).div_ceil(2);
-    for strip in v.as_flattened_mut().iter_mut().take(D_V / STRIP) {
-        strip.0[pairs..pairs.next_multiple_of(SIDE)].fill([0; _]);
-    }
-    zmm::pack_v::<D_V>(zmm, values, first, &[], v)
-}
-
-/// Over packed values: [`Kernel::pv`].
+/// [`Kernel::pv`].
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 #[inline(never)]
-pub fn pv(kernel: Amx, call: &Pv<'_>, p: &L0a, v: &[VBuffer; 3], o: &mut [OStrip]) {
-    let c2 = C2::new(kernel, call, p);
-    let asks = &mut Asks::of(call.next);
-    for (v, o) in v.as_flattened().iter().zip(o) {
-        c2.strip(&v.0, 0..call.keys, asks, o);
-        c2.add_residuals(|key| packed_value(&v.0, key), 0..call.keys, o);
-    }
-}
-
-/// Over values as they lie, for one panel: [`Kernel::pv_direct`]. Half of a block at a time, so that L1d holds a strip of
-/// it as it lies, packed in `v`, and what it is multiplied by.
-#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
-#[inline(never)]
-pub fn pv_direct(
+pub fn pv(
     kernel: Amx,
     call: &Pv<'_>,
-    p: &L0a,
-    values: &[&[bf16]],
-    v: &mut [[u32; STRIP]],
-    o: &mut [OStrip],
-) -> Left {
-    const { assert!(Left::TAIL.is_multiple_of(DEPTH)) };
-    let c2 = C2::new(kernel, call, p);
-    let asks = &mut Asks::of(call.next);
-    let mut left = Left::NOTHING;
-    for (strip, o) in o.iter_mut().enumerate() {
-        let column = STRIP * strip;
-        let mut done = 0..0;
-        for half in values.chunks(Left::TAIL) {
-            if !pack_strip(half, column, v) {
-                let left = if done.end == 0 {
-                    &mut left.all
-                } else {
-                    &mut left.tail
-                };
-                *left |= 1 << strip;
-                break;
-            }
-            c2.strip(v, done.end..done.end + half.len(), asks, o);
-            done.end += half.len();
+    strips: usize,
+    p: &[&L0a],
+    memory: &mut L0b,
+    o: &mut [ORow],
+) -> Skipped {
+    let tiles = &Tiles::new(kernel);
+    let memory: &mut [u32] = bytemuck::cast_slice_mut(memory[0].0.as_flattened_mut());
+    let v: &mut [[u32; STRIP]] = memory.as_chunks_mut().0;
+    let prefetch = &mut TileRows::of(call.prefetch);
+    let mut skipped = Skipped::NONE;
+    for strip in 0..strips {
+        if !pack_strip(call.values.as_slice(), STRIP * strip, v) {
+            skipped.all |= 1 << strip;
+            continue;
         }
-        c2.add_residuals(|key| lying_value(values[key], column), done, o);
+        for (panel, p) in p.iter().enumerate() {
+            let c2 = PanelPv::of(kernel, tiles, call, panel, p);
+            let o = call.strip(panel, strip, strips, o);
+            c2.strip(v, prefetch, o);
+            c2.add_residuals(|key| packed_value(v, key), 0..call.keys, o);
+        }
     }
-    left
+    skipped
 }
 
 /// Rows of a panel, a bit each.
@@ -121,30 +87,35 @@ impl Iterator for RowSet {
     }
 }
 
-/// What all strips share.
-pub struct C2<'a> {
+/// C2 of a panel.
+pub struct PanelPv<'a> {
     kernel: Amx,
-    pub tiles: Tiles,
+    pub tiles: &'a Tiles,
     call: &'a Pv<'a>,
+    rows: usize,
     p: &'a L0a,
     /// Rows whose O the rescale moves: in most blocks none.
     moved: RowSet,
-    /// Rows of whose largest P rounding took something that counts.
-    rounded: RowSet,
+    /// Rows whose largest P has a residual.
+    residuals: RowSet,
 }
 
-impl<'a> C2<'a> {
-    pub fn new(kernel: Amx, call: &'a Pv<'_>, p: &'a L0a) -> Self {
+impl<'a> PanelPv<'a> {
+    pub fn of(kernel: Amx, tiles: &'a Tiles, call: &'a Pv<'_>, panel: usize, p: &'a L0a) -> Self {
+        let rows = call.panel_rows(panel);
         Self {
             kernel,
-            tiles: Tiles::new(kernel),
+            tiles,
             call,
+            rows,
             p,
-            moved: call.increment.map_or(RowSet(0), |increment| {
-                RowSet::of(call.rows, |r| increment[r] != 0)
-            }),
-            rounded: match call.precision {
-                Precision::Bf16 => RowSet::of(call.rows, |r| p.residuals.p[r] != 0),
+            moved: if call.first {
+                RowSet(0)
+            } else {
+                RowSet::of(rows, |r| p.increment[r] != 0)
+            },
+            residuals: match call.precision {
+                Precision::Bf16 => RowSet::of(rows, |r| p.residuals.p[r] != 0),
                 Precision::Bf16x2 => RowSet(0),
             },
         }
@@ -152,38 +123,30 @@ impl<'a> C2<'a> {
 
     /// Adds the increments of rows that have one to a strip of O, where there are any.
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
-    pub fn rescale(&self, o: &mut OStrip) {
-        let Some(increment) = self.call.increment else {
-            return;
-        };
+    pub fn rescale(&self, o: &mut [ORow]) {
         let zmm = self.kernel.zmm;
         for r in self.moved {
             for o in o[r].as_chunks_mut().0 {
-                zmm.store(zmm.add_increment(zmm.load(o), increment[r]), o);
+                zmm.store(zmm.add_increment(zmm.load(o), self.p.increment[r]), o);
             }
         }
     }
 
-    /// Some keys, of which `v` holds the values; the first come with the rescale.
+    /// A strip of O; `v` holds the values.
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
-    fn strip(&self, v: &[[u32; STRIP]], keys: Range<usize>, asks: &mut Asks<'_>, o: &mut OStrip) {
+    fn strip(&self, v: &[[u32; STRIP]], prefetch: &mut TileRows<'_>, o: &mut [ORow]) {
         let Self { call, p, .. } = *self;
-        if keys.start == 0 {
-            self.rescale(o);
-        }
-        let add = call.increment.is_some() || keys.start > 0;
+        self.rescale(o);
+        let add = !call.first;
         match call.precision {
-            Precision::Bf16 => self.products(&p.high, v, keys, add, asks, o),
-            // Half by half, as where no more are packed at once.
+            Precision::Bf16 => self.products(&p.high, v, 0..call.keys, add, prefetch, o),
+            // Half by half, so that both parts of the same products are close in the sum.
             Precision::Bf16x2 => {
-                let middle = keys.end.min(keys.start + Left::TAIL);
-                let pairs = (middle - keys.start).div_ceil(2).next_multiple_of(SIDE);
-                let (first, second) = v.split_at(pairs);
-                self.products(&p.high, first, keys.start..middle, add, asks, o);
-                self.products(&p.low, first, keys.start..middle, true, asks, o);
-                if middle < keys.end {
-                    self.products(&p.high, second, middle..keys.end, true, asks, o);
-                    self.products(&p.low, second, middle..keys.end, true, asks, o);
+                for first in (0..call.keys).step_by(Skipped::TAIL) {
+                    let keys = first..call.keys.min(first + Skipped::TAIL);
+                    let v = &v[first / 2..];
+                    self.products(&p.high, v, keys.clone(), add || first > 0, prefetch, o);
+                    self.products(&p.low, v, keys, true, prefetch, o);
                 }
             }
         }
@@ -197,14 +160,15 @@ impl<'a> C2<'a> {
         v: &[[u32; STRIP]],
         keys: Range<usize>,
         add: bool,
-        asks: &mut Asks<'_>,
-        o: &mut OStrip,
+        prefetch: &mut TileRows<'_>,
+        o: &mut [ORow],
     ) {
         let pairs = keys.start / 2..keys.end.div_ceil(2);
         let p = &p.0[pairs.start..pairs.end.next_multiple_of(SIDE)];
         let v = &v[..p.len()];
         let steps = p.len() / SIDE;
-        let row_tiles = self.call.rows.div_ceil(SIDE);
+        let row_tiles = self.rows.div_ceil(SIDE);
+        assert!(row_tiles * SIDE <= o.len());
         let p: *const u32 = p.as_ptr().cast();
         let v: *const u32 = v.as_ptr().cast();
         let o: *mut f32 = o.as_mut_ptr().cast();
@@ -212,32 +176,32 @@ impl<'a> C2<'a> {
             for row in (0..row_tiles / 2 * SQUARE).step_by(SQUARE) {
                 let (p, v) = (p.wrapping_add(row), v.wrapping_add(column));
                 let o = o.wrapping_add(row * STRIP + column);
-                let ask = asks.next(steps, v);
+                let prefetch = prefetch.next(steps, v);
                 // SAFETY: each 16 pairs of P hold 16 rows of tiles, of which there are `steps`; V has as many; O has
                 // `SQUARE` rows from `row` on and columns from `column` on.
-                unsafe { self.tiles.outputs(p, v, steps, o, add, ask) };
+                unsafe { self.tiles.outputs(p, v, steps, o, add, prefetch) };
             }
         }
         if row_tiles % 2 == 1 {
             let row = SIDE * (row_tiles - 1);
             let (p, o) = (p.wrapping_add(row), o.wrapping_add(row * STRIP));
-            let ask = asks.next(steps, v);
+            let prefetch = prefetch.next(steps, v);
             // SAFETY: the same with `SIDE` rows and all columns of the strip.
-            unsafe { self.tiles.outputs_of_16(p, v, steps, o, add, ask) };
+            unsafe { self.tiles.outputs_of_16(p, v, steps, o, add, prefetch) };
         }
     }
 
-    /// What rounding took from each row's largest P, times that key's value, if it is among these keys.
+    /// Adds the residual of each row's largest P times that key's value, if it is among these keys.
     #[inline]
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
     pub fn add_residuals(
         &self,
         value: impl Fn(usize) -> [__m512; STRIP / LANES],
         keys: Range<usize>,
-        o: &mut OStrip,
+        o: &mut [ORow],
     ) {
         let (zmm, residuals) = (self.kernel.zmm, &self.p.residuals);
-        for r in self.rounded {
+        for r in self.residuals {
             let p = residuals.p[r];
             // One half is zero.
             let key = 2 * residuals.pair[r] as usize + usize::from(p > 0xffff);
@@ -266,10 +230,10 @@ pub fn packed_value(v: &[[u32; STRIP]], key: usize) -> [__m512; STRIP / LANES] {
     })
 }
 
-/// The same of a value as it lies.
+/// The same of a value in place.
 #[inline]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
-pub fn lying_value(value: &[bf16], column: usize) -> [__m512; STRIP / LANES] {
+pub fn unpacked_value(value: &[bf16], column: usize) -> [__m512; STRIP / LANES] {
     let value = &value[column..][..STRIP];
     let [a, b] = [load_row(value), load_row(&value[2 * LANES..])];
     [

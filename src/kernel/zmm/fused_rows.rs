@@ -1,18 +1,15 @@
-//! A stream's block, whatever its widths, and which lines of rows to come C2 asks for, one after the other.
+//! The rows of a fused block, whatever their widths, and which lines of rows to come C2 prefetches, one by one.
 
 use half::bf16;
 
-use super::stream::KEYS;
+use super::softmax_rows::KEYS;
 use crate::kernel::prefetch::LINE;
-use crate::kernel::{STREAM_KEYS, Streams, pointers};
+use crate::kernel::{FUSED_KEYS, FusedBlock, pointers};
 use crate::tile::{MAX_D_QK, MAX_D_V, STRIP};
 
 /// How wide keys and values are. As numbers that the compiler doesn't see they cost some instructions with each key, as
 /// constants each pair of them costs its own code: MLA's are constants.
 pub trait Widths: Copy {
-    /// Whether these are [`Mla`], worth kernels of their own for each kind of processor.
-    const MLA: bool;
-
     /// Lines of a key.
     fn lines(self) -> usize;
     /// Strips of a value, and of O.
@@ -31,8 +28,6 @@ impl Mla {
 }
 
 impl Widths for Mla {
-    const MLA: bool = true;
-
     #[inline(always)]
     fn lines(self) -> usize {
         MAX_D_QK / LINE
@@ -61,8 +56,6 @@ impl Other {
 }
 
 impl Widths for Other {
-    const MLA: bool = false;
-
     #[inline(always)]
     fn lines(self) -> usize {
         self.lines
@@ -78,72 +71,72 @@ impl Widths for Other {
 pub struct Block<'a, W> {
     pub widths: W,
     /// Each is valid for as many lines as `widths` says.
-    pub keys: &'a [*const bf16; STREAM_KEYS],
-    /// These may lie anywhere.
-    pub asked: &'a [*const bf16; STREAM_KEYS],
+    pub keys: &'a [*const bf16; FUSED_KEYS],
+    /// Rows to prefetch; these may be anywhere.
+    pub prefetch: &'a [*const bf16; FUSED_KEYS],
     /// Each is valid for as many strips as `widths` says.
-    pub values: &'a [*const bf16; STREAM_KEYS],
+    pub values: &'a [*const bf16; FUSED_KEYS],
 }
 
 impl<'a, W: Widths> Block<'a, W> {
     pub fn of<const D_QK: usize, const D_V: usize>(
         widths: W,
-        block: &Streams<'a, D_QK, D_V>,
+        block: &FusedBlock<'a, D_QK, D_V>,
     ) -> Self {
         assert!(widths.lines() * LINE == D_QK && widths.strips() * STRIP == D_V);
         Self {
             widths,
             keys: pointers(block.keys),
-            asked: block.asked,
+            prefetch: block.prefetch,
             values: pointers(block.values),
         }
     }
 }
 
-/// A vector of keys asks for so many rows to come in C1, and for as many in C2.
+/// Rows to come that C1 prefetches with a vector of keys; C2 as many.
 pub const ROWS: usize = KEYS / 2;
 
 // C2 goes over a strip twice at most.
 const _: () = assert!(2 * MAX_D_V / STRIP <= 2 * ROWS);
 
-/// Asks memory for lines. Not a closure, which the compiler needn't put where it is called: all accumulators would go to the stack
+/// Prefetches lines. Not a closure, which the compiler needn't inline: all accumulators would go to the stack
 /// each time.
-pub trait Ask<const LISTS: usize> {
-    /// Asks for a line of each list; then come those behind them. To be inlined always.
-    fn ask(&self, at: &mut [*const bf16; LISTS]);
+pub trait Prefetch<const LISTS: usize> {
+    /// Prefetches a line of each list; then come those behind them. To be inlined always.
+    fn prefetch(&self, at: &mut [*const bf16; LISTS]);
 }
 
-/// Lists of rows to come, all as long; a line is asked for in each list at once. These may lie anywhere.
+/// Lists of rows to come, all as long; a line of each list is prefetched at once. Rows may be anywhere.
 ///
-/// Nothing here changes meanwhile, and all but the rows are constants where the widths are: it is asked in the innermost loops.
+/// Nothing here changes meanwhile, and all but the rows are constants where the widths are: the innermost loops use it.
 pub struct Requests<'a, const LISTS: usize> {
     rows: [&'a [*const bf16]; LISTS],
     /// Lines of a row.
     lines: usize,
-    /// Whether a time asks for half of a row's lines, or else for whole rows.
+    /// Whether a pass prefetches half of a row's lines, or else whole rows.
     halves: bool,
-    /// Rows that a time asks for something of.
+    /// Rows of a pass.
     each: usize,
 }
 
 impl<'a, const LISTS: usize> Requests<'a, LISTS> {
-    /// Of keys so wide: over a vector of keys C2 goes so many times, a divisor of [`ROWS`] or twice as many.
+    /// Of keys of some widths: C2 makes `passes` over a vector of keys, a divisor of [`ROWS`] or twice as many.
     #[inline(always)]
-    pub fn of(rows: [&'a [*const bf16]; LISTS], widths: impl Widths, times: usize) -> Self {
-        debug_assert!((2 * ROWS).is_multiple_of(times));
-        debug_assert!(times <= ROWS || widths.lines().is_multiple_of(2));
+    pub fn of(rows: [&'a [*const bf16]; LISTS], widths: impl Widths, passes: usize) -> Self {
+        debug_assert!((2 * ROWS).is_multiple_of(passes));
+        debug_assert!(passes <= ROWS || widths.lines().is_multiple_of(2));
         Self {
             rows,
             lines: widths.lines(),
-            halves: times > ROWS,
-            each: (ROWS / times).max(1),
+            halves: passes > ROWS,
+            each: (ROWS / passes).max(1),
         }
     }
 
-    /// What to ask for the `i`th time that C2 goes over a vector of keys, in so many steps. All of these ask for as many lines;
-    /// the remainder is asked for here, and so are the rows before the last.
+    /// The lines of C2's `i`th pass over a vector of keys, in steps of as many lines each;
+    /// the remainder is prefetched here, and so are the rows before the last.
     #[inline(always)]
-    pub fn time(&self, i: usize, steps: usize, memory: &impl Ask<LISTS>) -> Lines<LISTS> {
+    pub fn pass(&self, i: usize, steps: usize, memory: &impl Prefetch<LISTS>) -> Lines<LISTS> {
         let (row, lines, line) = if self.halves {
             (i / 2, self.lines / 2, i % 2 * (self.lines / 2))
         } else {
@@ -152,12 +145,12 @@ impl<'a, const LISTS: usize> Requests<'a, LISTS> {
         for row in row + 1 - self.each..row {
             let mut at = self.at(row, 0);
             for _ in 0..self.lines {
-                memory.ask(&mut at);
+                memory.prefetch(&mut at);
             }
         }
         let mut at = self.at(row, line);
         for _ in 0..lines % steps {
-            memory.ask(&mut at);
+            memory.prefetch(&mut at);
         }
         Lines {
             at,
@@ -179,33 +172,33 @@ impl<'a, const LISTS: usize> Requests<'a, LISTS> {
 pub struct Lines<const LISTS: usize> {
     /// Where the next one is, in each list.
     at: [*const bf16; LISTS],
-    /// With each step so many.
+    /// Lines of a step.
     each: usize,
 }
 
 impl<const LISTS: usize> Lines<LISTS> {
-    /// Asks for those of a step.
+    /// Prefetches those of a step.
     #[inline(always)]
-    pub fn ask(&mut self, memory: &impl Ask<LISTS>) {
-        self.ask_first(memory);
-        self.ask_second(memory);
+    pub fn prefetch(&mut self, memory: &impl Prefetch<LISTS>) {
+        self.prefetch_first(memory);
+        self.prefetch_second(memory);
     }
 
-    /// Asks for the first of a step.
+    /// Prefetches the first of a step.
     #[inline(always)]
-    pub fn ask_first(&mut self, memory: &impl Ask<LISTS>) {
+    pub fn prefetch_first(&mut self, memory: &impl Prefetch<LISTS>) {
         if self.each > 0 {
-            memory.ask(&mut self.at);
+            memory.prefetch(&mut self.at);
         }
     }
 
-    /// Asks for the second, some work later.
+    /// Prefetches the second, some work later.
     #[inline(always)]
-    pub fn ask_second(&mut self, memory: &impl Ask<LISTS>) {
+    pub fn prefetch_second(&mut self, memory: &impl Prefetch<LISTS>) {
         // No third: not a loop, which the compiler would unroll.
         const { assert!(MAX_D_QK / LINE < 3 * KEYS / 2) };
         if self.each > 1 {
-            memory.ask(&mut self.at);
+            memory.prefetch(&mut self.at);
         }
     }
 }
@@ -220,9 +213,9 @@ mod tests {
     use super::*;
     use crate::SUPPORTED_DIMS;
 
-    /// Each line of each row once, in the order that they lie there.
+    /// Each line of each row once, in the order of memory.
     #[test]
-    fn every_line_is_asked_for() {
+    fn every_line_is_prefetched() {
         for &(d_qk, d_v) in SUPPORTED_DIMS {
             // Tiles that share the rows, or parts of a strip.
             for (often, vectors) in [1, 2]
@@ -241,10 +234,10 @@ mod tests {
 
     const PAIRS: usize = KEYS / 2;
 
-    struct Asked(RefCell<Vec<*const bf16>>);
+    struct Recorder(RefCell<Vec<*const bf16>>);
 
-    impl Ask<1> for Asked {
-        fn ask(&self, [at]: &mut [*const bf16; 1]) {
+    impl Prefetch<1> for Recorder {
+        fn prefetch(&self, [at]: &mut [*const bf16; 1]) {
             self.0.borrow_mut().push(*at);
             *at = at.wrapping_add(LINE);
         }
@@ -253,18 +246,18 @@ mod tests {
     fn check(widths: impl Widths, often: usize, vectors: usize, steps: usize) {
         let row = |r: usize| core::ptr::without_provenance(0x10000 * (r + 1));
         let rows: Vec<*const bf16> = (0..vectors * ROWS).map(row).collect();
-        let asked = Asked(RefCell::new(Vec::new()));
+        let recorder = Recorder(RefCell::new(Vec::new()));
         let times = often * widths.strips();
         let requests = Requests::of([&rows], widths, times);
         for i in 0..times * vectors {
-            let mut lines = requests.time(i, steps, &asked);
-            (0..steps).for_each(|_| lines.ask(&asked));
+            let mut lines = requests.pass(i, steps, &recorder);
+            (0..steps).for_each(|_| lines.prefetch(&recorder));
         }
         let lines = |row: &*const bf16| {
             let row = *row;
             (0..widths.lines()).map(move |line| row.wrapping_add(line * LINE))
         };
         let want: Vec<_> = rows.iter().flat_map(lines).collect();
-        assert_eq!(asked.0.into_inner(), want, "{times} {vectors} {steps}");
+        assert_eq!(recorder.0.into_inner(), want, "{times} {vectors} {steps}");
     }
 }

@@ -1,26 +1,25 @@
-//! C1 and C2 for few rows, where memory limits as much as the dots
-//! do: nothing is packed but Q, and C1, with up to 12 rows C2 as well ([`Kernel::pv_asks`]), asks memory for rows to come meanwhile.
-//! Groups of the fewest rows go through `stream.rs`; tiles of them here are for what is left of more.
+//! C1 and C2 of skinny panels, where memory limits as much as the dots do: only Q is packed, and C1 prefetches keys to come.
+//! Up to 8 rows of a group are fused; tiles of so few rows here are for the last panel of more.
 //!
-//! | kernel | register tile | streams |
+//! | kernel | register tile | operands |
 //! |---|---|---|
-//! | C1 | 4 keys x 1 to 6 rows, tile by tile over the same keys | Q row-major, K from the cache itself |
-//! | C2 | 1 to 6 rows x 4 vectors of 16 columns, tile by tile over a strip of V | V from the cache itself, P by broadcast |
+//! | C1 | 4 keys x 1 to 6 rows, tile by tile over the same keys | Q row-major, K in place |
+//! | C2 | 1 to 6 rows x 4 vectors of 16 columns, tile by tile over a strip of V | V in place, P by broadcast |
 //!
 //! C1 has features in the lanes: a score is a sum over 16 lanes in the end, which
 //! costs two shuffles, where rows or keys in the lanes would leave lanes idle or
-//! cost 72 shuffles per key to transpose it. C2 interleaves two keys by half lanes
+//! cost 72 shuffles per key to transpose it. C2 interleaves two keys by halves
 //! of 128 bits on their way into the dot, and O's columns alike.
 
-use super::c2::{TILE_ROWS, add_to, padded, rescale, tile_rows};
+use super::pv::{TILE_ROWS, add_to, padded, rescale, tile_rows};
 use super::*;
-use crate::kernel::prefetch::{Ahead, LINE};
+use crate::kernel::prefetch::{Hint, Spread};
 use crate::kernel::scalar;
 
-/// Up to so many rows C1 here beats that for panels, whose tiles take a load for every dot with one vector of
+/// Up to this many rows C1 here beats that for panels, whose tiles take a load for every dot with one vector of
 /// rows, and idle lanes otherwise. With more Q leaves L1d.
 pub(super) const C1_ROWS: usize = 28;
-/// Up to so many rows C2 here beats that for panels: with more it pays to interleave V once for all tiles.
+/// Up to this many rows C2 here beats that for panels: with more it pays to interleave V once for all tiles.
 pub(super) const C2_ROWS: usize = p::BLOCK_ROWS;
 
 /// Dots of one query row.
@@ -28,7 +27,7 @@ const fn vectors(d_qk: usize) -> usize {
     d_qk / (2 * LANES)
 }
 
-/// Q as C1 reads it here: row-major, from the panel's start.
+/// Packs Q for C1 here: row-major, from the panel's start.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 pub(super) fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
     let sign = _mm512_set1_epi32(if negate { 0x8000_8000_u32 } else { 0 }.cast_signed());
@@ -45,19 +44,12 @@ const KEYS: usize = 4;
 
 /// C1 of up to [`C1_ROWS`] rows: all rows over a group of keys, then over the next.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub(super) fn qk<const D_QK: usize>(
-    kernel: Avx512Bf16,
-    q: &QPanel,
-    rows: usize,
-    keys: &Rows<'_>,
-    next: &[&[bf16]],
-    s: &mut STile,
-) {
-    let keys = keys.as_slice();
+pub(super) fn qk<const D_QK: usize>(kernel: Avx512Bf16, call: &Qk<'_>, q: &QPanel, s: &mut STile) {
+    let (keys, rows) = (call.keys.as_slice(), call.rows);
     let groups = keys.len().div_ceil(KEYS);
     // As many tiles as `KeyTile::next` makes of the rows.
     let tiles = ((rows + 1) / 4).max(1);
-    let mut ahead = Ahead::of(next, groups * tiles * vectors(D_QK));
+    let mut prefetch = Spread::of(call.prefetch, groups * tiles * vectors(D_QK));
     let q = q.0.as_flattened();
     for (group, s) in s.0.as_chunks_mut().0[..groups].iter_mut().enumerate() {
         // A group at the end repeats its last key; nobody reads the copies.
@@ -65,17 +57,27 @@ pub(super) fn qk<const D_QK: usize>(
             let row = keys[(group * KEYS + i).min(keys.len() - 1)];
             &row.as_chunks().0[0]
         });
-        let tile = KeyTile::<D_QK> { kernel, keys };
+        let tile = KeyTile::<D_QK> {
+            zmm: kernel.zmm,
+            // Zen 4's L2 has more slots for lines on their way, and its L1d drops more.
+            hint: if kernel.core == Core::Zen4 {
+                Hint::L2
+            } else {
+                Hint::L1
+            },
+            keys,
+        };
         let mut row = 0;
         while row < rows {
-            row += tile.next(q, rows, row, &mut ahead, s);
+            row += tile.next(q, rows, row, &mut prefetch, s);
         }
     }
 }
 
 /// A group of keys.
 struct KeyTile<'a, const D_QK: usize> {
-    kernel: Avx512Bf16,
+    zmm: Zmm,
+    hint: Hint,
     keys: [&'a [bf16; D_QK]; KEYS],
 }
 
@@ -88,17 +90,17 @@ impl<const D_QK: usize> KeyTile<'_, D_QK> {
         q: &[u32],
         rows: usize,
         row: usize,
-        ahead: &mut Ahead<'_>,
+        prefetch: &mut Spread<'_>,
         s: &mut [[f32; PANEL_ROWS]; KEYS],
     ) -> usize {
-        let left = rows - row;
-        match left {
-            1 => self.qk::<1>(q, row, ahead, s),
-            2 => self.qk::<2>(q, row, ahead, s),
-            3 => self.qk::<3>(q, row, ahead, s),
-            6 => self.qk::<6>(q, row, ahead, s),
-            _ if matches!(left % 4, 1 | 2) => self.qk::<5>(q, row, ahead, s),
-            _ => self.qk::<4>(q, row, ahead, s),
+        let remaining = rows - row;
+        match remaining {
+            1 => self.qk::<1>(q, row, prefetch, s),
+            2 => self.qk::<2>(q, row, prefetch, s),
+            3 => self.qk::<3>(q, row, prefetch, s),
+            6 => self.qk::<6>(q, row, prefetch, s),
+            _ if matches!(remaining % 4, 1 | 2) => self.qk::<5>(q, row, prefetch, s),
+            _ => self.qk::<4>(q, row, prefetch, s),
         }
     }
 
@@ -109,14 +111,14 @@ impl<const D_QK: usize> KeyTile<'_, D_QK> {
         &self,
         q: &[u32],
         row: usize,
-        ahead: &mut Ahead<'_>,
+        prefetch: &mut Spread<'_>,
         s: &mut [[f32; PANEL_ROWS]; KEYS],
     ) -> usize {
         let q = &q[row * D_QK / 2..][..ROWS * D_QK / 2];
         let keys: [&[bf16; D_QK]; KEYS] = self.keys;
         let mut acc = [[_mm512_setzero_ps(); ROWS]; KEYS];
         for v in 0..vectors(D_QK) {
-            ahead.step_into(self.kernel.asks_l2(), self.kernel.zmm);
+            prefetch.step(self.zmm, self.hint);
             let mut pairs = [as_pairs(_mm512_setzero_si512()); ROWS];
             for r in 0..ROWS {
                 // SAFETY: q has the D_QK / 2 pairs of ROWS rows, by the slicing above, and v is one of
@@ -140,7 +142,7 @@ impl<const D_QK: usize> KeyTile<'_, D_QK> {
         for (acc, sums) in acc.as_flattened().chunks(4).zip(sums.as_chunks_mut().0) {
             let zero = _mm512_setzero_ps();
             let acc = core::array::from_fn(|i| acc.get(i).copied().unwrap_or(zero));
-            *sums = self.kernel.zmm.sum_lanes(acc);
+            *sums = self.zmm.sum_lanes(acc);
         }
         for (sums, s) in sums.chunks(ROWS).zip(s) {
             s[row..row + ROWS].copy_from_slice(sums);
@@ -154,61 +156,48 @@ pub(super) const PIECE: usize = 2 * LANES;
 /// Pieces of a strip.
 pub(super) const PIECES: usize = STRIP / PIECE;
 
-/// C2 of up to [`C2_ROWS`] rows: [`Kernel::pv_direct`].
+/// C2 of up to [`C2_ROWS`] rows: [`Kernel::pv`]. Returns the strips that it skipped.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 pub(super) fn pv<const D_V: usize>(
     kernel: Avx512Bf16,
     call: &Pv<'_>,
     p: &L0a,
-    values: &Rows<'_>,
-    o: &mut [OStrip],
+    o: &mut [ORow],
 ) -> Strips {
-    let rows = padded::<D_V>(values);
+    let rows = padded::<D_V>(call.values);
     let pairs = call.keys.div_ceil(2);
     let low = match call.precision {
         Precision::Bf16 => &[][..],
         Precision::Bf16x2 => &p::blocks(&p.low)[0][..pairs],
     };
-    let (mut tiles, mut row) = (0, 0);
-    while row < call.rows {
-        row += tile_rows(call.rows - row);
-        tiles += 1;
-    }
-    let parts = if low.is_empty() { 1 } else { 2 };
-    let times = (D_V / STRIP * tiles * parts).max(1);
-    let next = if kernel.pv_asks(call.rows) > 0 {
-        call.next
-    } else {
-        &[]
-    };
-    let passes = &mut Passes::of(next, times, rows[0].as_ptr());
     let c2 = C2 {
         zmm: kernel.zmm,
         high: &p::blocks(&p.high)[0][..pairs],
         low,
         weights: &p.weights,
-        increment: call.increment,
+        increment: (!call.first).then_some(&p.increment),
         values: &rows.as_chunks().0[..pairs],
     };
-    let mut left = 0;
-    for (strip, o) in o.iter_mut().enumerate().take(D_V / STRIP) {
+    let mut skipped = 0;
+    for strip in 0..D_V / STRIP {
+        let o = call.strip(0, strip, D_V / STRIP, o);
         // A V that isn't finite makes no row's O finite, since 0 times it is NaN: the first tile tells where to look.
-        let mut row = c2.next(strip, 0, call.rows, passes, o);
+        let mut row = c2.next(strip, 0, call.rows, o);
         if row == 0 {
-            left |= 1 << strip;
+            skipped |= 1 << strip;
             continue;
         }
         while row < call.rows {
-            row += c2.next(strip, row, call.rows, passes, o);
+            row += c2.next(strip, row, call.rows, o);
         }
     }
-    left
+    skipped
 }
 
 /// P of a pair.
 type Words = [u32; C2_ROWS];
 
-/// What all tiles of C2 share.
+/// The operands of all tiles of C2.
 struct C2<'a, const D_V: usize> {
     zmm: Zmm,
     high: &'a [Words],
@@ -226,39 +215,26 @@ impl<const D_V: usize> C2<'_, D_V> {
     /// was left as it was.
     #[inline]
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-    fn next(
-        &self,
-        strip: usize,
-        row: usize,
-        rows: usize,
-        passes: &mut Passes<'_>,
-        o: &mut OStrip,
-    ) -> usize {
+    fn next(&self, strip: usize, row: usize, rows: usize, o: &mut [ORow]) -> usize {
         match tile_rows(rows - row) {
-            0 | 1 => self.tile::<1>(strip, row, passes, o),
-            2 => self.tile::<2>(strip, row, passes, o),
-            3 => self.tile::<3>(strip, row, passes, o),
-            4 => self.tile::<4>(strip, row, passes, o),
-            5 => self.tile::<5>(strip, row, passes, o),
-            _ => self.tile::<TILE_ROWS>(strip, row, passes, o),
+            0 | 1 => self.tile::<1>(strip, row, o),
+            2 => self.tile::<2>(strip, row, o),
+            3 => self.tile::<3>(strip, row, o),
+            4 => self.tile::<4>(strip, row, o),
+            5 => self.tile::<5>(strip, row, o),
+            _ => self.tile::<TILE_ROWS>(strip, row, o),
         }
     }
 
     /// `ROWS` rows from `row` on: [`next`](Self::next).
     #[inline]
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-    fn tile<const ROWS: usize>(
-        &self,
-        strip: usize,
-        row: usize,
-        passes: &mut Passes<'_>,
-        o: &mut OStrip,
-    ) -> usize {
+    fn tile<const ROWS: usize>(&self, strip: usize, row: usize, o: &mut [ORow]) -> usize {
         let o: &mut [[f32; STRIP]; ROWS] = &mut o[row..].as_chunks_mut().0[0];
         let mut acc: Acc<ROWS> = [[[_mm512_setzero_ps(); 2]; PIECES]; ROWS];
-        // As `C2::goes_on` of panels has it.
-        let goes_on = !self.low.is_empty() && self.increment.is_some();
-        if goes_on {
+        // As panels do: `pv::StripTile::accumulates_in_o`.
+        let in_o = !self.low.is_empty() && self.increment.is_some();
+        if in_o {
             // Not in place: O may have to stay.
             let mut moved = *o;
             rescale(self.zmm, self.increment, row, &mut moved);
@@ -272,7 +248,7 @@ impl<const D_V: usize> C2<'_, D_V> {
         // One call, which is inlined.
         for part in [self.high, self.low] {
             if !part.is_empty() {
-                acc = self.accumulate(part, strip, row, &mut passes.next(), acc);
+                acc = self.accumulate(part, strip, row, acc);
             }
         }
         if row == 0 && !finite(&acc) {
@@ -282,10 +258,10 @@ impl<const D_V: usize> C2<'_, D_V> {
                 return 0;
             }
         }
-        if !goes_on {
+        if !in_o {
             rescale(self.zmm, self.increment, row, o);
         }
-        let before = self.increment.is_some() && !goes_on;
+        let before = self.increment.is_some() && !in_o;
         let weights = &self.weights[row..][..ROWS];
         for r in 0..ROWS {
             for i in 0..PIECES {
@@ -307,12 +283,10 @@ impl<const D_V: usize> C2<'_, D_V> {
         p: &[Words],
         strip: usize,
         row: usize,
-        lines: &mut Lines<'_>,
         mut acc: Acc<ROWS>,
     ) -> Acc<ROWS> {
         assert!((strip + 1) * STRIP <= D_V && row + ROWS <= C2_ROWS);
         for (p, pair) in p.iter().zip(self.values) {
-            self.zmm.prefetch(lines.next());
             // SAFETY: the values are references to D_V elements, and the strip lies within these, asserted above.
             let v = unsafe { interleaved(&pair.map(|row| row.as_ptr()), strip) };
             for r in 0..ROWS {
@@ -325,78 +299,7 @@ impl<const D_V: usize> C2<'_, D_V> {
                 }
             }
         }
-        while lines.left() {
-            self.zmm.prefetch(lines.next());
-        }
         acc
-    }
-}
-
-/// Rows to come, as many of them for each time that C2 goes over a block's pairs, which is one loop: those of
-/// [`crate::kernel::zmm::requests`] would cut it into parts of 16 keys, and short loops cost more (`docs/adr/0026`).
-struct Passes<'a> {
-    rows: &'a [&'a [bf16]],
-    each: usize,
-    /// Where those of a pass begin, and behind them what to ask for where there is nothing.
-    begins: [*const bf16; PASS_ROWS],
-}
-
-/// Rows of a pass, and one more: a power of two.
-const PASS_ROWS: usize = 64;
-
-impl<'a> Passes<'a> {
-    /// All of `rows`, unless they are more than so many passes have room for; and `here` where there is nothing to ask for.
-    fn of(rows: &'a [&'a [bf16]], passes: usize, here: *const bf16) -> Self {
-        Self {
-            rows,
-            each: rows.len().div_ceil(passes).min(PASS_ROWS - 1),
-            begins: [here; _],
-        }
-    }
-
-    /// The next pass's.
-    #[inline]
-    fn next(&mut self) -> Lines<'_> {
-        let (rows, later) = self.rows.split_at(self.each.min(self.rows.len()));
-        self.rows = later;
-        for (begin, row) in self.begins.iter_mut().zip(rows) {
-            *begin = row.as_ptr();
-        }
-        Lines {
-            begins: &self.begins,
-            rows: rows.len(),
-            row: 0,
-            at: 0,
-            len: rows.first().map_or(LINE, |row| row.len()),
-        }
-    }
-}
-
-/// Their lines, one by one: without a branch, as those that the processor can't foresee cost more than all requests.
-struct Lines<'a> {
-    begins: &'a [*const bf16; PASS_ROWS],
-    rows: usize,
-    row: usize,
-    /// Where in the row, and how long each is.
-    at: usize,
-    len: usize,
-}
-
-impl Lines<'_> {
-    /// Whether there is a line that hasn't been asked for.
-    fn left(&self) -> bool {
-        self.row < self.rows
-    }
-
-    /// The next one. Behind the last, any that is there already.
-    #[inline(always)]
-    fn next(&mut self) -> *const bf16 {
-        let line = self.begins[self.row % PASS_ROWS].wrapping_add(self.at);
-        self.at += LINE;
-        let ends = usize::from(self.at >= self.len);
-        self.at &= ends.wrapping_sub(1);
-        self.row += ends;
-        line
     }
 }
 
@@ -424,28 +327,21 @@ fn in_halves([a, b]: [__m512; 2]) -> [__m512; 2] {
     ]
 }
 
-/// A row of a strip of O as V's halves interleave.
+/// [`Kernel::permute`] of fused groups: [`Columns::Own`] is the order in which V's halves interleave.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub(super) fn interleave(row: &[f32; STRIP]) -> [f32; STRIP] {
-    let mut out = *row;
-    for o in out.as_chunks_mut().0.as_chunks_mut::<2>().0 {
-        let [a, b] = in_halves([load(&o[0]), load(&o[1])]);
+pub(super) fn permute(o: &mut [ORow], to: Columns) {
+    for o in o
+        .iter_mut()
+        .flat_map(|row| row.as_chunks_mut().0.as_chunks_mut::<2>().0)
+    {
+        let columns = [load(&o[0]), load(&o[1])];
+        let [a, b] = match to {
+            Columns::Own => in_halves(columns),
+            Columns::Natural => in_order(columns),
+        };
         store(&mut o[0], a);
         store(&mut o[1], b);
     }
-    out
-}
-
-/// A row from how [`interleave`] left it.
-#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub(super) fn deinterleave(row: &[f32; STRIP]) -> [f32; STRIP] {
-    let mut out = *row;
-    for o in out.as_chunks_mut().0.as_chunks_mut::<2>().0 {
-        let [a, b] = in_order([load(&o[0]), load(&o[1])]);
-        store(&mut o[0], a);
-        store(&mut o[1], b);
-    }
-    out
 }
 
 #[inline]
@@ -497,52 +393,4 @@ pub(super) unsafe fn interleaved_piece(
         _mm512_unpacklo_epi16(even, odd),
         _mm512_unpackhi_epi16(even, odd),
     ]
-}
-
-#[cfg(test)]
-mod tests {
-    extern crate std;
-
-    use std::vec::Vec;
-
-    use super::*;
-
-    /// Each line of each row, in the order that they lie there, however many pairs a block has; and nothing but what is there already
-    /// where there is nothing to come.
-    #[test]
-    fn all_passes_ask_for_every_line() {
-        let memory = [[bf16::ZERO; 4 * LINE]; 11];
-        for n in [0, 1, 5, 11] {
-            let rows: Vec<&[bf16]> = memory[..n].iter().map(|row| &row[..]).collect();
-            for (passes, pairs) in [(1, 3), (1, 60), (2, 24), (4, 5), (16, 96)] {
-                let here = core::ptr::without_provenance(64);
-                let mut all = Passes::of(&rows, passes, here);
-                let mut asked = Vec::new();
-                for _ in 0..passes {
-                    let mut lines = all.next();
-                    for _ in 0..pairs {
-                        let left = lines.left();
-                        let line = lines.next();
-                        if left {
-                            asked.push(line);
-                        } else {
-                            let again = memory[..n].as_flattened().as_ptr_range().contains(&line);
-                            // Or as many lines as rows have.
-                            let beyond = line.addr().wrapping_sub(here.addr());
-                            assert!(again || beyond < size_of_val(&memory[0]));
-                        }
-                    }
-                    while lines.left() {
-                        asked.push(lines.next());
-                    }
-                }
-                let want: Vec<_> = memory[..n]
-                    .as_flattened()
-                    .chunks(LINE)
-                    .map(<[_]>::as_ptr)
-                    .collect();
-                assert_eq!(asked, want, "{n} rows, {passes} passes of {pairs} pairs");
-            }
-        }
-    }
 }

@@ -1,26 +1,26 @@
-//! What streams ([`Kernel::stream`](super::super::Kernel::stream)) have in common: V1 of a step, 16 of a row's keys in the lanes of
+//! V1 of a step of a fused kernel ([`Kernel::fused`](super::super::Kernel::fused)), with 16 of a row's keys in the lanes of
 //! each vector.
 
 use super::*;
 use crate::bits::Increment;
-use crate::kernel::{STREAM_MULTIPLE, Softmax, scalar, simd};
+use crate::kernel::{FUSED_MULTIPLE, Softmax, scalar, simd};
 use crate::problem::Rescale;
 use crate::tile::RowState;
 
-/// Up to so many rows: one for each lane of what V1 knows of them.
+/// The largest group: V1's results have a lane for each row.
 pub const ROWS: usize = LANES;
 /// Keys of a vector; a step has some of these.
 pub const KEYS: usize = LANES;
 /// Keys whose scores are loaded at once, and rows whose maxima and sums are found at once.
 pub const GROUP: usize = 4;
 
-const _: () = assert!(STREAM_MULTIPLE.is_multiple_of(KEYS));
+const _: () = assert!(FUSED_MULTIPLE.is_multiple_of(KEYS));
 
 /// Scores, or P: `V` vectors of keys, row by row.
 #[repr(align(64))]
 pub struct ByRow<const V: usize>(pub [[[f32; KEYS]; V]; ROWS]);
 
-/// What V1 knows of a step beside P.
+/// The results of V1 beside P.
 pub struct Known<const V: usize> {
     pub bases: Bases,
     pub seen: [[__mmask16; V]; ROWS],
@@ -30,9 +30,10 @@ pub struct Known<const V: usize> {
     pub totals: __m512,
 }
 
-/// V1 of the keys from `first` on, `len` of them, but for the sums of what C2 takes.
+/// V1 of the keys from `first` on, `len` of them, but for the sums of rounded P.
 #[inline]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
+#[expect(clippy::too_many_arguments, reason = "inlined")]
 pub fn softmax<const V: usize>(
     zmm: Zmm,
     call: &Softmax<'_>,
@@ -41,10 +42,11 @@ pub fn softmax<const V: usize>(
     s: &ByRow<V>,
     p: &mut ByRow<V>,
     state: &mut RowState,
+    increment: &mut [i32; PANEL_ROWS],
 ) -> Known<V> {
     let seen = seen(call, first, len);
     let lowest = zmm.splat(f32::NEG_INFINITY);
-    // Rows beyond the call's compute on what lies there, and count for nothing.
+    // Rows beyond the call's compute on stale scores, and don't count.
     let fours = call.rows.div_ceil(GROUP);
     let mut max = lowest;
     for i in 0..fours {
@@ -59,20 +61,20 @@ pub fn softmax<const V: usize>(
         }
         max = four(max, i, zmm.max_lanes(largest));
     }
-    let bases = follow(zmm, call, max, state);
+    let bases = follow(zmm, call, max, state, increment);
     let rows = zmm.mask_of(u64::MAX >> (64 - call.rows), 0);
     let reference = zmm.load(&state.reference.as_chunks().0[0]);
-    let whole = match call.rescale {
+    let near = match call.rescale {
         Rescale::Exact => rows & follow::near(reference),
         Rescale::Compensated => 0,
     };
     // Nothing of rows beyond is above theirs.
-    let references = _mm512_mask_mov_ps(zmm.splat(f32::INFINITY), whole, reference);
+    let references = _mm512_mask_mov_ps(zmm.splat(f32::INFINITY), near, reference);
     // The processor foresees that no reference moves, and then doesn't wait for the largest scores.
-    let sums = if whole == rows {
-        exponentiate::<V, true>(zmm, call, &seen, whole, references, &bases, p)
+    let sums = if near == rows {
+        exponentiate::<V, true>(zmm, call, &seen, near, references, &bases, p)
     } else {
-        exponentiate_apart(zmm, call, &seen, whole, references, &bases, p)
+        exponentiate_apart(zmm, call, &seen, near, references, &bases, p)
     };
     let sum = &mut state.sum.as_chunks_mut().0[0];
     let totals = _mm512_add_ps(zmm.load(sum), sums);
@@ -85,15 +87,15 @@ pub fn softmax<const V: usize>(
     }
 }
 
-/// P of all keys and its sums. Of the rows that are `whole`, or of all, it is relative to the reference itself: in exact mode a whole number, so
-/// that it is rounded once.
+/// P of all keys and its sums. For rows whose reference is `near`, or for all, it is relative to the reference itself: in exact mode an
+/// integer, so that it is rounded once.
 #[inline]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 fn exponentiate<const V: usize, const ALL: bool>(
     zmm: Zmm,
     call: &Softmax<'_>,
     seen: &[[__mmask16; V]; ROWS],
-    whole: __mmask16,
+    near: __mmask16,
     references: __m512,
     bases: &Bases,
     p: &mut ByRow<V>,
@@ -108,7 +110,7 @@ fn exponentiate<const V: usize, const ALL: bool>(
             let lane = _mm512_set1_epi32(i32::try_from(r).unwrap_or(0));
             let reference = _mm512_permutexvar_ps(lane, references);
             for (v, (p, &seen)) in p.0[r].iter_mut().zip(&seen[r]).enumerate() {
-                let t = if ALL || whole >> r & 1 != 0 {
+                let t = if ALL || near >> r & 1 != 0 {
                     _mm512_fmsub_ps(zmm.load(p), scale, reference)
                 } else {
                     let below = _mm512_sub_ps(zmm.load(p), zmm.splat(bases.max[r]));
@@ -133,22 +135,22 @@ fn exponentiate<const V: usize, const ALL: bool>(
     sums
 }
 
-/// The same where not all rows are whole. Not where it is called: a choice between both would wait for the largest scores.
+/// The same where not all rows are near. Not inlined: a choice between both would wait for the largest scores.
 #[inline(never)]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 fn exponentiate_apart<const V: usize>(
     zmm: Zmm,
     call: &Softmax<'_>,
     seen: &[[__mmask16; V]; ROWS],
-    whole: __mmask16,
+    near: __mmask16,
     references: __m512,
     bases: &Bases,
     p: &mut ByRow<V>,
 ) -> __m512 {
-    exponentiate::<V, false>(zmm, call, seen, whole, references, bases, p)
+    exponentiate::<V, false>(zmm, call, seen, near, references, bases, p)
 }
 
-/// Adds to the sums of what C2 takes.
+/// Adds to the sums of rounded P.
 #[inline]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 pub fn add_rounded(zmm: Zmm, sums: __m512, state: &mut RowState) {
@@ -156,10 +158,10 @@ pub fn add_rounded(zmm: Zmm, sums: __m512, state: &mut RowState) {
     zmm.store(_mm512_add_ps(zmm.load(sum), sums), sum);
 }
 
-/// Moves O, rows of strips one strip after the other, to where the reference moved; rare.
+/// Rescales rows of strips of O, strip after strip; rare.
 #[cold]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
-pub fn advance(zmm: Zmm, increment: &[i32], o: &mut [[f32; STRIP]]) {
+pub fn rescale(zmm: Zmm, increment: &[i32], o: &mut [[f32; STRIP]]) {
     for o in o.chunks_mut(increment.len()) {
         for (o, &increment) in o.iter_mut().zip(increment).filter(|(_, n)| **n != 0) {
             simd::rescale(zmm, o, Increment::from_bits_clamped(increment));
@@ -207,7 +209,7 @@ fn quarter([a, b, c, d]: [f32; 4]) -> __m128 {
     _mm_setr_ps(a, b, c, d)
 }
 
-/// [`crate::kernel::softmax::Bases`], of a stream's rows.
+/// [`crate::kernel::softmax::Bases`] of a fused group's rows.
 pub struct Bases {
     pub max: [f32; LANES],
     pub offset: [f32; LANES],
@@ -217,8 +219,14 @@ pub struct Bases {
 /// [`follow::follow`].
 #[inline]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
-pub fn follow(zmm: Zmm, call: &Softmax<'_>, score: __m512, state: &mut RowState) -> Bases {
-    let [max, offset] = follow::follow(zmm, call, 0, score, state);
+pub fn follow(
+    zmm: Zmm,
+    call: &Softmax<'_>,
+    score: __m512,
+    state: &mut RowState,
+    increment: &mut [i32; PANEL_ROWS],
+) -> Bases {
+    let [max, offset] = follow::follow(zmm, call, 0, score, state, increment);
     let mut bases = Bases {
         max: [0.0; LANES],
         offset: [0.0; LANES],

@@ -1,27 +1,19 @@
-//! C1 of a panel: `S^T = K Q^T`, keys as they lie in the cache.
+//! C1 of a panel: `S^T = K Q^T`, keys in place.
 
-use super::asks::Asks;
 use super::tiles::{self, DEPTH};
 use super::*;
+use crate::kernel::prefetch::TileRows;
 
 /// Keys of a visit, and rows of the tile of four that it is for 16 rows.
 pub const VISIT: usize = 4 * SIDE;
-/// Features of a visit to keys that don't lie in whole tiles, and are copied first, or in whole lines.
+/// Features of a visit to keys that aren't tiles in place, and are copied first, or aren't in whole lines.
 const COPIED: usize = 192;
-/// Where they are copied to.
+/// Copies of keys.
 type Copies = [[bf16; COPIED]; VISIT];
 
-/// [`Kernel::qk`]. Not for each width anew: the compiler would gain nothing from knowing it.
+/// [`Kernel::qk`]. The width is no constant, as that would gain nothing.
 #[inline(never)]
-pub fn qk(
-    kernel: Amx,
-    q: &[[u32; PANEL_ROWS]],
-    rows: usize,
-    keys: &[&[bf16]],
-    next: &[&[bf16]],
-    scratch: &mut L0b,
-    s: &mut STile,
-) {
+pub fn qk(kernel: Amx, call: &Qk<'_>, q: &[[u32; PANEL_ROWS]], scratch: &mut L0b, s: &mut STile) {
     const { assert!(BLOCK_KEYS.is_multiple_of(VISIT)) };
     assert!(q.len().is_multiple_of(SIDE));
     let d_qk = 2 * q.len();
@@ -29,18 +21,23 @@ pub fn qk(
     let memory: &mut [bf16] = bytemuck::cast_slice_mut(scratch[0].0.as_flattened_mut());
     let copies: &mut Copies = &mut memory.as_chunks_mut().0.as_chunks_mut().0[0];
     let tiles = Tiles::new(kernel);
-    let row_tiles = rows.div_ceil(SIDE);
-    let mut asks = Asks::of(next);
-    for (keys, s) in keys.chunks(VISIT).zip(s.0.as_chunks_mut::<VISIT>().0) {
-        let lying = visit(keys, d_qk);
+    let row_tiles = call.rows.div_ceil(SIDE);
+    let mut prefetch = TileRows::of(call.prefetch);
+    for (keys, s) in call
+        .keys
+        .as_slice()
+        .chunks(VISIT)
+        .zip(s.0.as_chunks_mut::<VISIT>().0)
+    {
+        let in_place = visit(keys, d_qk);
         // S stays in registers then. Otherwise keys come from L1d, for all rows.
-        let features = match lying {
+        let features = match in_place {
             Some(k) if k.in_lines() => d_qk,
             _ => COPIED,
         };
         for (chunk, q) in q.chunks(features / 2).enumerate() {
             let columns = features * chunk..features * chunk + 2 * q.len();
-            let k = match lying {
+            let k = match in_place {
                 Some(k) => k.from(size_of::<bf16>() * columns.start),
                 None => copy(keys, columns, copies),
             };
@@ -51,31 +48,31 @@ pub fn qk(
                 for row in (0..row_tiles / 2 * 2 * SIDE).step_by(2 * SIDE) {
                     let s = s.wrapping_add(half * 2 * SIDE * PANEL_ROWS + row);
                     let q = q.wrapping_add(SIDE * row);
-                    let ask = asks.next(steps, q);
+                    let prefetch = prefetch.next(steps, q);
                     // SAFETY: K is 32 rows that each have these columns ([`visit`]), or copies of them; Q has two
                     // pieces from that one on in each step, and S `2 * SIDE` rows from `row` on in each of its 32 keys.
-                    unsafe { tiles.scores(k, q, steps, s, chunk > 0, ask) };
+                    unsafe { tiles.scores(k, q, steps, s, chunk > 0, prefetch) };
                 }
             }
             if row_tiles % 2 == 1 {
                 let row = SIDE * (row_tiles - 1);
                 let (q, s) = (q.wrapping_add(SIDE * row), s.wrapping_add(row));
-                let ask = asks.next(steps, q);
+                let prefetch = prefetch.next(steps, q);
                 // SAFETY: the same with 64 keys and `SIDE` rows.
-                unsafe { tiles.scores_of_16(k, q, steps, s, chunk > 0, ask) };
+                unsafe { tiles.scores_of_16(k, q, steps, s, chunk > 0, prefetch) };
             }
         }
     }
 }
 
-/// The tiles of a visit as its keys lie, if they are whole tiles with the same distance from each key to the next; the
+/// The tiles of a visit in place, if its keys are whole tiles with the same distance from each key to the next; the
 /// first once more for those that it lacks. Each key has so many columns.
 fn visit(keys: &[&[bf16]], d_qk: usize) -> Option<tiles::Keys<4>> {
     let (groups, rest) = keys.as_chunks::<SIDE>();
-    let first = lying(groups.first()?, d_qk)?;
+    let first = strided(groups.first()?, d_qk)?;
     let mut at = [first.at; 4];
     for (to, keys) in at.iter_mut().zip(groups) {
-        let group = lying(keys, d_qk).filter(|group| group.stride == first.stride)?;
+        let group = strided(keys, d_qk).filter(|group| group.stride == first.stride)?;
         *to = group.at;
     }
     rest.is_empty().then_some(tiles::Keys {
@@ -84,7 +81,7 @@ fn visit(keys: &[&[bf16]], d_qk: usize) -> Option<tiles::Keys<4>> {
     })
 }
 
-/// Copies of some columns of a visit's keys. Behind them lies anything: nobody reads the scores.
+/// Copies of some columns of a visit's keys. Stale ones are behind them: nobody reads the scores.
 fn copy(keys: &[&[bf16]], columns: Range<usize>, copies: &mut Copies) -> tiles::Keys<4> {
     for (copy, key) in copies.iter_mut().zip(keys) {
         copy[..columns.len()].copy_from_slice(&key[columns.clone()]);

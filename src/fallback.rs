@@ -1,0 +1,87 @@
+//! C2 of strips in which V holds an infinity or a NaN, or a row's P or O does: IEEE arithmetic in
+//! FP32, and only over the keys that each row sees.
+
+use core::ops::Range;
+
+use half::bf16;
+
+use crate::bits::{Increment, add_increment_f32, bf16_widen};
+use crate::group::Group;
+use crate::kernel::{Columns, Kernel, Mask, Skipped, Strips};
+use crate::problem::Precision;
+use crate::tile::{L0a, MAX_D_V, ORow, STRIP};
+
+/// Strips that C2, or the fused kernel, skipped for one panel.
+pub struct Fallback<'a> {
+    /// The rows.
+    pub group: &'a Group<'a>,
+    /// Rows of the panel.
+    pub rows: usize,
+    /// Keys of the request that P is of.
+    pub keys: Range<usize>,
+    /// Which rows see each of them.
+    pub mask: Option<&'a Mask>,
+    /// How P is stored.
+    pub precision: Precision,
+    /// P, and what moves O. `first` overwrites O.
+    pub p: &'a L0a,
+    /// Whether O holds nothing yet.
+    pub first: bool,
+    /// Whether the fused kernel ran, which has moved O.
+    pub fused: bool,
+    /// The strips.
+    pub skipped: Skipped,
+}
+
+impl Fallback<'_> {
+    /// Computes them: `o` has strips of `strip_rows` rows.
+    #[cold]
+    pub fn run<K: Kernel>(&self, kernel: K, strip_rows: usize, o: &mut [ORow]) {
+        let has = |strips: Strips, strip: usize| strips & 1 << strip != 0;
+        let skipped = self.skipped;
+        let strips = o.len() / strip_rows;
+        for (_, o) in o
+            .chunks_mut(strip_rows)
+            .enumerate()
+            .filter(|&(i, _)| has(skipped.all, i))
+        {
+            for (o, &increment) in o[..self.rows].iter_mut().zip(&self.p.increment) {
+                if self.first {
+                    o.fill(0.0);
+                } else if !self.fused {
+                    let increment = Increment::from_bits_clamped(increment);
+                    o.iter_mut()
+                        .for_each(|x| *x = add_increment_f32(*x, increment));
+                }
+            }
+        }
+        kernel.permute(self.fused, o, Columns::Natural);
+        let mut value = [bf16::ZERO; MAX_D_V];
+        let value = &mut value[..strips * STRIP];
+        for (k, row) in self.group.values(self.keys.clone()).enumerate() {
+            let strips = match k {
+                ..Skipped::TAIL => skipped.all,
+                _ => skipped.all | skipped.tail,
+            };
+            kernel.convert(&row, value);
+            let values = value.as_chunks::<STRIP>().0;
+            let sees = |&r: &usize| self.mask.is_none_or(|mask| mask[k] >> r & 1 == 1);
+            for r in (0..self.rows).filter(sees) {
+                let prob = kernel.prob(self.p, self.precision, k, r);
+                for (i, (o, value)) in o.chunks_mut(strip_rows).zip(values).enumerate() {
+                    if has(strips, i) {
+                        axpy(prob, value, &mut o[r]);
+                    }
+                }
+            }
+        }
+        kernel.permute(self.fused, o, Columns::Own);
+    }
+}
+
+/// `o += p * value`.
+fn axpy(p: f32, value: &[bf16], o: &mut [f32; STRIP]) {
+    for (o, v) in o.iter_mut().zip(value) {
+        *o += p * bf16_widen(v.to_bits());
+    }
+}

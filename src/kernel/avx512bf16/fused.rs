@@ -1,0 +1,717 @@
+//! The fused kernel, for groups of up to 8 rows, where memory limits: C1, V1 and C2 of some keys, then of the next.
+//!
+//! Memory must never be idle, so a step's 16 keys come to L1d once and stay there until C2 is done
+//! with them: a core has few slots for lines on their way, and lines from L2 would take them from those from
+//! memory. C1 and C2 prefetch lines of rows to come in the order of memory, each with work before the next (C2 of
+//! fewer than 512 columns has too few tiles of dots for that, and prefetches several at once); and once more a few keys
+//! later, since a core drops prefetches for which it has no slot.
+//!
+//! Intel's cores and Zen 4's prefetch into L2, since lines on their way to L1d take its few slots for as long as memory
+//! takes. Intel's drop nothing, and prefetch once. With 5 rows and more (on Zen 4 with 4), whose Q
+//! and O leave keys little room in L1d in any case, steps have 64 keys there. Zen 5 has another kernel for 5 rows and
+//! more, [`fused_lanes`].
+//!
+//! | stage | register tile | operands |
+//! |---|---|---|
+//! | C1 | 4 keys x 1 to 4 rows, features in the lanes; with more rows two such tiles | Q row-major, K in place |
+//! | V1 | up to 8 rows, 16 of a row's keys in the lanes | S, and P by row |
+//! | C2 | 1 to 4 rows x 4 vectors of 16 columns; with more rows two such tiles | V in place, P by broadcast |
+//!
+//! O's columns are in the order in which V's halves interleave.
+
+use core::marker::PhantomData;
+use core::ops::Range;
+
+use super::skinny::{self, PIECES, interleaved};
+use super::*;
+use crate::kernel::FUSED_KEYS;
+use crate::kernel::prefetch::{Hint, LINE};
+use crate::kernel::zmm::fused_rows::{self, Block, Lines, Mla, Other, Prefetch, Requests, Widths};
+use crate::kernel::zmm::softmax_rows::{self, ByRow, GROUP, KEYS, Known};
+use crate::problem::Rescale;
+
+/// The largest group.
+pub(super) const ROWS: usize = 8;
+/// Rows of a register tile.
+pub(super) const TILE_ROWS: usize = 4;
+/// Pairs of a vector of keys.
+const PAIRS: usize = KEYS / 2;
+/// Vectors of keys of a step: of a short one, and of others.
+const SHORT: usize = 1;
+const LONG: usize = 4;
+/// Keys between a step's last and the first that it prefetches: into L1d, a longer distance would evict keys in use.
+const GAP: usize = 4;
+/// Keys between a long step's first and the first that it prefetches, where a core drops prefetches: C1 takes keys twice
+/// as fast as it prefetches others, so that its last ones are just behind those.
+const DISTANCE: usize = LONG * KEYS / 2 + 8;
+/// Before that it prefetches a line of one in this many rows, which have one in each page of 4 KiB, so that page walks
+/// overlap. Prefetches wait for theirs one by one.
+const PAGE_ROWS: usize = 3;
+/// Times that a line is prefetched, at most.
+const TIMES: usize = 3;
+/// Each time this many keys later.
+const LATER: [usize; TIMES] = [0, 6, 12];
+
+// The last step may have a single key of the block, and prefetches as many as it computes on.
+const _: () = assert!(FUSED_KEYS >= BLOCK_KEYS + KEYS + LONG * KEYS + GAP);
+const _: () = assert!(LATER[TIMES - 1] <= KEYS + GAP && KEYS + GAP <= DISTANCE);
+
+/// How a core prefetches the keys to come.
+trait Policy: Copy {
+    /// Where to.
+    const HINT: Hint;
+    /// How often, each time [some keys later](LATER): more than once where a core drops prefetches.
+    const TIMES: usize;
+}
+
+/// A policy by its numbers.
+#[derive(Clone, Copy)]
+struct Times<const L2: bool, const N: usize>;
+
+impl<const L2: bool, const N: usize> Policy for Times<L2, N> {
+    const HINT: Hint = if L2 { Hint::L2 } else { Hint::L1 };
+    const TIMES: usize = N;
+}
+
+/// P of a step.
+struct Probs<const V: usize> {
+    /// In FP32.
+    fp32: ByRow<V>,
+    /// Rounded, row by row, and what rounding took.
+    parts: [[[[u32; PAIRS]; V]; ROWS]; 2],
+    /// Parts that C2 takes.
+    len: usize,
+    /// The rows whose largest P has a residual that C2 adds.
+    carried: u32,
+    /// Residuals of these rows, and zeros of others.
+    residuals: [Residual; ROWS],
+}
+
+/// What rounding took from a P, itself rounded to BF16.
+#[derive(Clone, Copy)]
+struct Residual {
+    key: usize,
+    p: f32,
+}
+
+impl Residual {
+    const NONE: Self = Self { key: 0, p: 0.0 };
+
+    /// A row's, in the tile of other kernels.
+    fn spread(&self, r: usize, to: &mut Residuals) {
+        to.pair[r] = u32::try_from(self.key / 2).unwrap_or(0);
+        // A BF16's bits are the upper half of its FP32's.
+        to.p[r] = self.p.to_bits() >> 16 << (16 * (self.key % 2));
+    }
+}
+
+/// [`Kernel::fused`].
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+pub(super) fn fused<const D_QK: usize, const D_V: usize>(
+    kernel: Avx512Bf16,
+    call: &Softmax<'_>,
+    block: &FusedBlock<'_, D_QK, D_V>,
+    from: usize,
+    p: &mut L0a,
+    state: &mut RowState,
+    o: &mut [ORow],
+) -> FusedEnd {
+    if const { Mla::has(D_QK, D_V) } {
+        of_widths(kernel, Mla, call, block, from, p, state, o)
+    } else {
+        of_widths(kernel, Other::of(D_QK, D_V), call, block, from, p, state, o)
+    }
+}
+
+/// The same of such widths.
+#[inline]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+#[expect(clippy::too_many_arguments, reason = "called twice, with other types")]
+fn of_widths<W: Widths, const D_QK: usize, const D_V: usize>(
+    kernel: Avx512Bf16,
+    widths: W,
+    call: &Softmax<'_>,
+    block: &FusedBlock<'_, D_QK, D_V>,
+    from: usize,
+    p: &mut L0a,
+    state: &mut RowState,
+    o: &mut [ORow],
+) -> FusedEnd {
+    const { assert!(D_QK.is_multiple_of(2 * LINE)) };
+    let q = block.q.0.as_flattened();
+    let block = Block::of(widths, block);
+    if kernel.rows_in_lanes(call.rows) {
+        return fused_lanes::fused(kernel, &block, q, call, from, p, state, o);
+    }
+    let call = Call {
+        zmm: kernel.zmm,
+        q: &q[..call.rows * D_QK / 2],
+        block,
+        softmax: call,
+    };
+    match (kernel.core, call.softmax.rows) {
+        (Core::Zen5, _) => call.steps::<Times<false, 2>, 1, SHORT>(from, p, state, o),
+        (Core::Zen4, ..TILE_ROWS) => call.steps::<Times<true, 3>, 1, SHORT>(from, p, state, o),
+        (Core::Zen4, TILE_ROWS) => call.steps::<Times<true, 2>, 1, LONG>(from, p, state, o),
+        (Core::Zen4, _) => call.steps::<Times<true, 2>, 2, LONG>(from, p, state, o),
+        (Core::Intel, ..=TILE_ROWS) => call.steps::<Times<true, 1>, 1, SHORT>(from, p, state, o),
+        (Core::Intel, _) => call.steps::<Times<true, 1>, 2, LONG>(from, p, state, o),
+    }
+}
+
+/// A block's steps.
+struct Call<'a, W> {
+    zmm: Zmm,
+    q: &'a [u32],
+    block: Block<'a, W>,
+    softmax: &'a Softmax<'a>,
+}
+
+impl<W: Widths> Call<'_, W> {
+    /// All stages of the keys from one on, in steps of `VECTORS` vectors of keys and over `TILES` tiles of rows.
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+    fn steps<P: Policy, const TILES: usize, const VECTORS: usize>(
+        &self,
+        from: usize,
+        p: &mut L0a,
+        state: &mut RowState,
+        o: &mut [ORow],
+    ) -> FusedEnd {
+        let call = self.softmax;
+        let (zmm, rows) = (self.zmm, call.rows);
+        let at_once = const { VECTORS * KEYS };
+        let distance = const {
+            if VECTORS == LONG && P::TIMES > 1 {
+                DISTANCE
+            } else {
+                VECTORS * KEYS + GAP
+            }
+        };
+        let mut s = ByRow([[[0.0; KEYS]; VECTORS]; _]);
+        let mut probs = Probs {
+            fp32: ByRow([[[0.0; KEYS]; VECTORS]; _]),
+            parts: [[[[0; PAIRS]; VECTORS]; ROWS]; 2],
+            len: if call.precision == Precision::Bf16x2 {
+                2
+            } else {
+                1
+            },
+            carried: 0,
+            residuals: [Residual::NONE; _],
+        };
+        let tile_rows = rows.div_ceil(TILES);
+        for first in (from..call.keys).step_by(at_once) {
+            let len = at_once.min(call.keys - first);
+            // Whole vectors of keys: scores beyond don't count.
+            let padded = len.next_multiple_of(KEYS);
+            let next = first + distance;
+            let step = Step::<W, P, TILES> {
+                policy: PhantomData,
+                zmm,
+                rows,
+                widths: self.block.widths,
+                half_lines: self.block.widths.lines() / 2,
+                pairs: PAIRS,
+                keys: &self.block.keys[first..][..padded],
+                values: self.block.values[first..][..padded].as_chunks().0,
+                next: LATER
+                    .map(|later| next - later)
+                    .map(|from| self.block.prefetch[from..][..padded].split_at(padded / 2)),
+            };
+            if const { VECTORS == LONG && P::TIMES > 1 } {
+                for row in self.block.prefetch[next..][..padded]
+                    .iter()
+                    .step_by(PAGE_ROWS)
+                {
+                    zmm.prefetch_l2(*row);
+                }
+            }
+            // With two tiles group by group, as both need its keys.
+            let groups = padded / GROUP;
+            let some = if TILES == 1 { groups } else { 1 };
+            for group in (0..groups).step_by(some) {
+                for tile in 0..TILES {
+                    let row = tile * tile_rows;
+                    let group = group..group + some;
+                    match tile_rows.min(rows - row) {
+                        1 if const { TILES == 1 && VECTORS == SHORT } => {
+                            step.qk::<1, VECTORS>(group, row, self.q, &mut s)
+                        }
+                        2 if const { TILES == 2 || VECTORS == SHORT } => {
+                            step.qk::<2, VECTORS>(group, row, self.q, &mut s)
+                        }
+                        3 if const { TILES == 2 || VECTORS == SHORT } => {
+                            step.qk::<3, VECTORS>(group, row, self.q, &mut s)
+                        }
+                        _ => step.qk::<4, VECTORS>(group, row, self.q, &mut s),
+                    }
+                }
+            }
+            softmax(
+                zmm,
+                call,
+                first,
+                len,
+                &s,
+                state,
+                &mut p.increment,
+                &mut probs,
+            );
+            if p.increment[..rows].iter().any(|&n| n != 0) {
+                softmax_rows::rescale(zmm, &p.increment[..rows], o);
+            }
+            let mut all = 0;
+            for tile in 0..TILES {
+                let row = tile * tile_rows;
+                match tile_rows.min(rows - row) {
+                    1 if const { TILES == 1 && VECTORS == SHORT } => {
+                        step.pv::<1, VECTORS>(row, &probs, &mut all, o)
+                    }
+                    2 if const { TILES == 2 || VECTORS == SHORT } => {
+                        step.pv::<2, VECTORS>(row, &probs, &mut all, o)
+                    }
+                    3 if const { TILES == 2 || VECTORS == SHORT } => {
+                        step.pv::<3, VECTORS>(row, &probs, &mut all, o)
+                    }
+                    _ => step.pv::<4, VECTORS>(row, &probs, &mut all, o),
+                }
+            }
+            if all != 0 {
+                probs.spread(rows, p);
+                return FusedEnd {
+                    keys: first..first + len,
+                    skipped: Skipped { all, tail: 0 },
+                };
+            }
+        }
+        FusedEnd::ALL
+    }
+}
+
+/// A step's keys and those to come.
+struct Step<'a, W, P, const TILES: usize> {
+    policy: PhantomData<P>,
+    zmm: Zmm,
+    /// Of Q and O.
+    rows: usize,
+    widths: W,
+    /// Half of the lines of a key, where the compiler doesn't see it.
+    half_lines: usize,
+    /// Pairs of a vector of keys, hidden from the compiler as well.
+    pairs: usize,
+    /// Each is valid for as many lines as `widths` says.
+    keys: &'a [*const bf16],
+    /// Each is valid for as many strips as `widths` says.
+    values: &'a [[*const bf16; KEYS]],
+    /// What C1 prefetches, and what C2 does; and closer rows, prefetched again. These may be anywhere.
+    next: [(&'a [*const bf16], &'a [*const bf16]); TIMES],
+}
+
+impl<W: Widths, P: Policy, const TILES: usize> Step<'_, W, P, TILES> {
+    /// C1 of a tile, one of `TILES`: scores of the `N` rows from `row` on over groups of keys.
+    #[inline(never)]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+    fn qk<const N: usize, const V: usize>(
+        &self,
+        groups: Range<usize>,
+        row: usize,
+        q: &[u32],
+        s: &mut ByRow<V>,
+    ) {
+        let (zmm, rows) = (self.zmm, self.rows);
+        let pairs = self.widths.lines() * LANES;
+        assert!(q.len() == rows * pairs && self.half_lines <= self.widths.lines() / 2);
+        let q = &q[row * pairs..][..N * pairs];
+        // A group prefetches two rows; with two tiles, each one of them.
+        const { assert!(fused_rows::ROWS == 2 * (KEYS / GROUP)) };
+        let second = usize::from(row > 0);
+        for group in groups {
+            let keys: &[_; GROUP] = &self.keys.as_chunks().0[group];
+            let mut acc = [[_mm512_setzero_ps(); N]; GROUP];
+            for half in 0..2 {
+                let mut next = self.next.map(|rows| {
+                    if TILES == 1 {
+                        rows.0[2 * group + half]
+                    } else {
+                        rows.0[2 * group + second].wrapping_add(half * self.half_lines * LINE)
+                    }
+                });
+                // Unrolled, prefetches would be moved together, and Q to the stack.
+                for i in 0..self.half_lines {
+                    let v = half * self.half_lines + i;
+                    self.prefetch(&mut next);
+                    let mut q_pairs = [as_pairs(_mm512_setzero_si512()); N];
+                    for r in 0..N {
+                        // SAFETY: q has the pairs of N rows, by the slicing above, and v is one of
+                        // the vectors that those of a row fill, by the assertion; no alignment needed.
+                        q_pairs[r] = as_pairs(unsafe {
+                            _mm512_loadu_si512(q.as_ptr().add(r * pairs + v * LANES).cast())
+                        });
+                    }
+                    for k in 0..GROUP {
+                        // SAFETY: a key is valid for as many lines as `widths` says, and v is one of them by the assertion;
+                        // no alignment needed.
+                        let key =
+                            as_pairs(unsafe { _mm512_loadu_si512(keys[k].add(v * LINE).cast()) });
+                        for r in 0..N {
+                            acc[k][r] = _mm512_dpbf16_ps(acc[k][r], q_pairs[r], key);
+                        }
+                        if TILES == 1 && k + 1 == GROUP / 2 {
+                            self.prefetch(&mut next);
+                        }
+                    }
+                }
+            }
+            for r in 0..N {
+                let sums = zmm.sum_lanes([acc[0][r], acc[1][r], acc[2][r], acc[3][r]]);
+                s.0[row + r].as_flattened_mut().as_chunks_mut().0[group] = sums;
+            }
+        }
+    }
+
+    /// C2 of a tile, one of `TILES`: the `N` rows of O from `row` on, strip by strip. Skips the strips that are `skipped`, and
+    /// adds those in which values aren't finite. Such a V makes no row's O finite, since 0 times it is NaN:
+    /// the first row of all tells where to look.
+    #[inline(never)]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+    fn pv<const N: usize, const V: usize>(
+        &self,
+        row: usize,
+        probs: &Probs<V>,
+        skipped: &mut Strips,
+        o: &mut [[f32; STRIP]],
+    ) {
+        assert!(o.len() == self.widths.strips() * self.rows && self.values.len() <= V);
+        let carried = probs.carried >> row & ((1 << N) - 1);
+        // With two tiles, each prefetches half of the rows.
+        let next = self.next.map(|(_, rows)| {
+            let half = rows.len() / 2;
+            if row > 0 { &rows[half..] } else { rows }
+        });
+        let times = TILES * self.widths.strips();
+        let requests = Requests::of(next, self.widths, times);
+        for (strip, o) in o.chunks_mut(self.rows).enumerate() {
+            let o: &mut [_; N] = &mut o[row..].as_chunks_mut().0[0];
+            if *skipped >> strip & 1 != 0 {
+                continue;
+            }
+            let mut acc = [[[_mm512_setzero_ps(); 2]; PIECES]; N];
+            for r in 0..N {
+                for i in 0..PIECES {
+                    acc[r][i] = read(&o[r], i);
+                }
+            }
+            for (vector, values) in self.values.iter().enumerate() {
+                let time = strip * self.values.len() + vector;
+                let mut lines = requests.pass(time, PAIRS, self);
+                let [high, low] = &probs.parts;
+                let high = rows_of(high, row, vector);
+                // Apart, so that the usual loop doesn't look for a low part with each pair.
+                acc = if probs.len == 1 {
+                    self.add_dots(strip, values, [high], &mut lines, acc)
+                } else {
+                    self.add_dots(
+                        strip,
+                        values,
+                        [high, rows_of(low, row, vector)],
+                        &mut lines,
+                        acc,
+                    )
+                };
+            }
+            if carried != 0 {
+                // Masks where there is none: no branch that the processor would have to foresee, and nothing of other
+                // rows, not even the sign of a zero.
+                for r in 0..N {
+                    let residual = &probs.residuals[row + r];
+                    let counts = if carried >> r & 1 != 0 {
+                        __mmask16::MAX
+                    } else {
+                        0
+                    };
+                    let p = _mm512_set1_ps(residual.p);
+                    // SAFETY: values are valid for the columns of all strips, of which this is one by the assertion.
+                    let v = unsafe { converted(self.values.as_flattened()[residual.key], strip) };
+                    for i in 0..PIECES {
+                        for (acc, v) in acc[r][i].iter_mut().zip(v[i]) {
+                            *acc = _mm512_mask3_fmadd_ps(p, v, *acc, counts);
+                        }
+                    }
+                }
+            }
+            if row == 0 {
+                let mut wrong = 0;
+                for acc in acc[0].as_flattened() {
+                    wrong |= _mm512_fpclass_ps_mask::<NOT_FINITE>(*acc);
+                }
+                // SAFETY: values are valid for the columns of all strips, of which this is one by the assertion.
+                if wrong != 0 && !unsafe { softmax_rows::finite(self.values, strip) } {
+                    *skipped |= 1 << strip;
+                    continue;
+                }
+            }
+            for r in 0..N {
+                for i in 0..PIECES {
+                    write(&mut o[r], i, acc[r][i]);
+                }
+            }
+        }
+    }
+
+    /// C2 of a strip and a vector of keys by dots, with P in so many parts.
+    #[inline]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+    fn add_dots<const N: usize, const PARTS: usize>(
+        &self,
+        strip: usize,
+        values: &[*const bf16; KEYS],
+        parts: [[&[u32; PAIRS]; N]; PARTS],
+        lines: &mut Lines<TIMES>,
+        mut acc: [[[__m512; 2]; PIECES]; N],
+    ) -> [[[__m512; 2]; PIECES]; N] {
+        assert!(strip < self.widths.strips() && self.pairs <= PAIRS);
+        let values: &[_; PAIRS] = &values.as_chunks().0.as_chunks().0[0];
+        // Unrolled, loads and requests of several pairs would be moved together, and accumulators to the stack.
+        for k in 0..self.pairs {
+            lines.prefetch_first(self);
+            // SAFETY: values are valid for the columns of all strips, of which this is one by the assertion.
+            let v = unsafe { interleaved(&values[k], strip) };
+            lines.prefetch_second(self);
+            for p in &parts {
+                for r in 0..N {
+                    for i in 0..PIECES {
+                        add(&mut acc[r][i], &v[i], p[r][k]);
+                    }
+                }
+            }
+        }
+        acc
+    }
+}
+
+impl<W, P: Policy, const TILES: usize> Prefetch<TIMES> for Step<'_, W, P, TILES> {
+    /// Prefetches a line of a row to come, and mostly one of closer rows again; then come those behind them.
+    #[inline(always)]
+    fn prefetch(&self, at: &mut [*const bf16; TIMES]) {
+        for &at in &at[..P::TIMES] {
+            P::HINT.line(self.zmm, at);
+        }
+        for at in at {
+            *at = at.wrapping_add(LINE);
+        }
+    }
+}
+
+/// A piece of a row of O.
+#[inline]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+pub(super) fn read(o: &[f32; STRIP], piece: usize) -> [__m512; 2] {
+    let o: &[_; 2] = &o.as_chunks().0.as_chunks().0[piece];
+    o.map(|o| load(&o))
+}
+
+#[inline]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+pub(super) fn write(o: &mut [f32; STRIP], piece: usize, acc: [__m512; 2]) {
+    let o: &mut [_; 2] = &mut o.as_chunks_mut().0.as_chunks_mut().0[piece];
+    for i in 0..2 {
+        store(&mut o[i], acc[i]);
+    }
+}
+
+/// A strip of a key's values in FP32, in the order in which those of a pair interleave.
+///
+/// # Safety
+/// The value is valid for reads of the strip's columns.
+#[inline]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+unsafe fn converted(value: *const bf16, strip: usize) -> [[__m512; 2]; PIECES] {
+    let mut v = [[_mm512_setzero_ps(); 2]; PIECES];
+    for i in 0..PIECES {
+        // SAFETY: the caller's promise; pieces are the strip's.
+        v[i] = unsafe { converted_piece(value, strip * STRIP + i * skinny::PIECE) };
+    }
+    v
+}
+
+/// The same of the columns of two vectors, from some column on.
+///
+/// # Safety
+/// The value is valid for reads of these columns.
+#[inline]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+unsafe fn converted_piece(value: *const bf16, column: usize) -> [__m512; 2] {
+    let zero = _mm512_setzero_si512();
+    // SAFETY: the caller's promise; a piece is 64 bytes, and the load needs no alignment.
+    let row = unsafe { _mm512_loadu_si512(value.add(column).cast()) };
+    [
+        _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, row)),
+        _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, row)),
+    ]
+}
+
+/// A vector of keys' P of the rows from `row` on.
+#[inline(always)]
+fn rows_of<T, const N: usize, const V: usize>(p: &[[T; V]], row: usize, vector: usize) -> [&T; N] {
+    let p: &[_; N] = &p[row..].as_chunks().0[0];
+    let mut rows = [&p[0][vector]; N];
+    for r in 1..N {
+        rows[r] = &p[r][vector];
+    }
+    rows
+}
+
+/// A piece of a row of O and a pair's P, times their values.
+#[inline]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+fn add(o: &mut [__m512; 2], v: &[__m512i; 2], p: u32) {
+    let p = as_pairs(_mm512_set1_epi32(p.cast_signed()));
+    for i in 0..2 {
+        o[i] = _mm512_dpbf16_ps(o[i], as_pairs(v[i]), p);
+    }
+}
+
+/// V1 of the keys from `first` on, `len` of them.
+#[inline(never)]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+#[expect(clippy::too_many_arguments, reason = "called in one place")]
+fn softmax<const V: usize>(
+    zmm: Zmm,
+    call: &Softmax<'_>,
+    first: usize,
+    len: usize,
+    s: &ByRow<V>,
+    state: &mut RowState,
+    increment: &mut [i32; PANEL_ROWS],
+    probs: &mut Probs<V>,
+) {
+    let known = softmax_rows::softmax(zmm, call, first, len, s, &mut probs.fp32, state, increment);
+    let exact = call.rescale == Rescale::Exact;
+    let two_parts = call.precision == Precision::Bf16x2;
+    let mut row = |r: usize| {
+        let mut sum = _mm512_setzero_ps();
+        for v in 0..V {
+            let prob = load(&probs.fp32.0[r][v]);
+            let high = _mm512_cvtneps_pbh(prob);
+            let mut stored = _mm512_cvtpbh_ps(high);
+            probs.parts[0][r][v] = words(high);
+            if two_parts {
+                let rest = _mm512_cvtneps_pbh(_mm512_sub_ps(prob, stored));
+                probs.parts[1][r][v] = words(rest);
+                stored = _mm512_add_ps(stored, _mm512_cvtpbh_ps(rest));
+            }
+            sum = if v == 0 {
+                stored
+            } else {
+                _mm512_add_ps(sum, stored)
+            };
+        }
+        sum
+    };
+    let mut stored = _mm512_setzero_ps();
+    for i in 0..call.rows.div_ceil(GROUP) {
+        let r = GROUP * i;
+        let rows = [row(r), row(r + 1), row(r + 2), row(r + 3)];
+        if exact {
+            stored = softmax_rows::four(stored, i, zmm.sum_lanes(rows));
+        }
+    }
+    softmax_rows::add_rounded(zmm, if exact { stored } else { known.sums }, state);
+    probs.carried = 0;
+    if exact && !two_parts {
+        probs.carry(zmm, call.rows, &known, s, state);
+    }
+}
+
+impl<const V: usize> Probs<V> {
+    /// The residual of a row's largest P, if C2 adds it.
+    #[inline(always)]
+    fn residual(&self, r: usize) -> Option<&Residual> {
+        (self.carried >> r & 1 != 0).then(|| &self.residuals[r])
+    }
+
+    /// Stores the residual of each row's largest P, where it is large enough: as a row's sum grows, other keys' P, which
+    /// have no residual, lose as much.
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+    fn carry(
+        &mut self,
+        zmm: Zmm,
+        rows: usize,
+        known: &Known<V>,
+        s: &ByRow<V>,
+        state: &mut RowState,
+    ) {
+        let offset = &known.bases.offset;
+        let Some((carried, bits)) = residuals(zmm, rows, offset, known.totals, state) else {
+            return;
+        };
+        for r in 0..rows {
+            // The last key of those that have the largest score.
+            let max = _mm512_set1_ps(known.bases.max[r]);
+            let mut key = 0;
+            for v in 0..V {
+                let scores = load(&s.0[r][v]);
+                let tops = _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(known.seen[r][v], scores, max);
+                if let Some(last) = tops.checked_ilog2() {
+                    key = v * KEYS + last as usize;
+                }
+            }
+            self.residuals[r] = Residual { key, p: bits[r] };
+        }
+        self.carried = u32::from(carried);
+    }
+
+    /// Stores P in the tile of other kernels, pair by pair.
+    #[cold]
+    fn spread(&self, rows: usize, p: &mut L0a) {
+        for (part, to) in self.parts.iter().zip([&mut p.high, &mut p.low]) {
+            for (r, part) in part.iter().enumerate().take(rows) {
+                for (pair, to) in part.as_flattened().iter().zip(&mut p::blocks_mut(to)[0]) {
+                    to[r] = *pair;
+                }
+            }
+        }
+        // It is relative to the reference.
+        p.weights = [1.0; _];
+        for r in 0..rows {
+            let residual = self.residual(r).unwrap_or(&Residual::NONE);
+            residual.spread(r, &mut p.residuals);
+        }
+    }
+}
+
+/// Residuals of each row's largest P, and the rows that C2 adds them for; these rows' sums include them.
+#[inline]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+fn residuals(
+    zmm: Zmm,
+    rows: usize,
+    offset: &[f32; LANES],
+    totals: __m512,
+    state: &mut RowState,
+) -> Option<(__mmask16, [f32; LANES])> {
+    /// The share of a row's sum from which on a P has a residual: 2^-6 of its error of 2^-9.
+    const SHARE: f32 = 1.0 / 64.0;
+    let largest = zmm.exp2(load(offset));
+    let least = _mm512_mul_ps(totals, _mm512_set1_ps(SHARE));
+    let carried = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(largest, least);
+    let carried = carried & __mmask16::MAX >> (LANES - rows);
+    if carried == 0 {
+        return None;
+    }
+    let high = _mm512_cvtpbh_ps(_mm512_cvtneps_pbh(largest));
+    let residual = _mm512_cvtneps_pbh(_mm512_sub_ps(largest, high));
+    let residual = _mm512_maskz_mov_ps(carried, _mm512_cvtpbh_ps(residual));
+    softmax_rows::add_rounded(zmm, residual, state);
+    let mut bits = [0.0; LANES];
+    store(&mut bits, residual);
+    Some((carried, bits))
+}
+
+/// The pairs of a row's P.
+#[inline]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+fn words(p: __m256bh) -> [u32; PAIRS] {
+    // SAFETY: both are 32 bytes of which every pattern is a value.
+    unsafe { core::mem::transmute(p) }
+}

@@ -1,0 +1,254 @@
+//! AVX-512 with BF16 dot products: `vdpbf16ps` multiplies 32 BF16 pairs and adds
+//! them into 16 FP32 lanes, treating subnormals as zero.
+//!
+//! | kernel | register tile | operands |
+//! |---|---|---|
+//! | C1, panels ([`qk`]) | 6 keys x 4 vectors of 16 rows (8 x 3, 12 x 2 for narrow panels) | Q panel 256 B per feature pair, K in place by broadcast |
+//! | C1, up to 28 rows ([`skinny`]) | 4 keys x 1 to 6 rows, features in the lanes | Q row-major, K in place |
+//! | C2, panels ([`pv`]) | 6 rows x 4 vectors of 16 columns | V strip 256 B per key pair, P by broadcast |
+//! | C2, up to 16 rows ([`skinny`]) | 1 to 6 rows x 4 vectors | V in place, P by broadcast |
+//! | all stages, up to 8 rows ([`fused`], [`fused_lanes`]) | in those files | K and V in place |
+//!
+//! Panels have 24 accumulators, so that neither the latency of the dot nor the load ports limit them: 10 loads per
+//! 24 dots. Peak: 64 FLOP per dot, at the rate that [`dot_loop`] measures.
+#![allow(unsafe_code, reason = "pointer loads and feature-gated calls of the micro-kernels")]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "counted loops unroll early, so that accumulators become registers"
+)]
+
+mod fused;
+mod fused_lanes;
+mod p;
+mod pv;
+mod qk;
+mod skinny;
+
+use core::arch::x86_64::*;
+
+use half::bf16;
+use p::Blocked;
+
+use super::prefetch::{self, Budget, Core};
+use super::simd::{self, Simd};
+use super::softmax::{self, StoreBf16};
+use super::zmm::dots::{self, Dots, as_pairs, from_pairs, load_pairs};
+use super::zmm::{self, LANES, NOT_FINITE, Zmm, load_row, store_pairs};
+use super::{
+    Columns, Epilogue, FusedBlock, FusedEnd, Kernel, Pv, Qk, Rows, Skipped, Softmax, Strips,
+    detect, prob_of,
+};
+use crate::bits::Increment;
+use crate::format::Row;
+use crate::problem::Precision;
+use crate::tile::{
+    BLOCK_KEYS, BLOCK_PAIRS, L0a, L0b, MAX_D_V, ORow, PANEL_ROWS, QPanel, Residuals, RowState,
+    STRIP, STile,
+};
+
+/// Proof that the processor has AVX-512 F, BW, DQ, VL and BF16.
+#[derive(Clone, Copy)]
+pub struct Avx512Bf16 {
+    zmm: Zmm,
+    dots: Dots,
+    core: Core,
+}
+
+impl Avx512Bf16 {
+    /// The token, if the processor qualifies.
+    pub fn new() -> Option<Self> {
+        Some(Self {
+            zmm: Zmm::new()?,
+            dots: Dots::new()?,
+            core: detect::core(),
+        })
+    }
+
+    /// The same as on another kind of core.
+    #[cfg(test)]
+    pub fn on(core: Core) -> Option<Self> {
+        Self::new().map(|kernel| Self { core, ..kernel })
+    }
+
+    /// Whether the core does two dots a cycle, which needs 12 or more that don't wait for each other.
+    fn two_dots(self) -> bool {
+        self.core == Core::Zen5
+    }
+
+    /// Whether a fused group has its rows in the lanes.
+    fn rows_in_lanes(self, rows: usize) -> bool {
+        self.two_dots() && rows > fused::TILE_ROWS
+    }
+}
+
+impl Kernel for Avx512Bf16 {
+    const FUSED_ROWS: usize = fused::ROWS;
+
+    fn prefetch_budget(self, rows: &prefetch::Shape) -> Budget {
+        match rows.group_rows {
+            // C1 reads keys in the order of memory.
+            0..=skinny::C1_ROWS => Budget::c1(16, BLOCK_KEYS),
+            // Zen 4 drops what a tile prefetches for itself.
+            29..=32 if self.core == Core::Zen4 => Budget::c1(BLOCK_KEYS, BLOCK_KEYS),
+            _ => Budget::NONE,
+        }
+    }
+
+    fn convert(self, row: &Row<'_>, out: &mut [bf16]) {
+        // SAFETY: the token proves the features.
+        unsafe { dots::convert_row(self.zmm, self.dots, row, out) }
+    }
+
+    fn pack_q<const D_QK: usize>(
+        self,
+        rows: &[&[bf16]],
+        negate: bool,
+        fused: bool,
+        panel: &mut QPanel,
+    ) {
+        // SAFETY: the token proves the features.
+        unsafe {
+            match rows.len() {
+                len if fused && self.rows_in_lanes(len) => {
+                    fused_lanes::pack_q(D_QK, rows, negate, panel);
+                }
+                ..=skinny::C1_ROWS => skinny::pack_q::<D_QK>(rows, negate, panel),
+                _ => zmm::pack_q::<D_QK>(self.zmm, rows, negate, panel),
+            }
+        }
+    }
+
+    fn qk<const D_QK: usize>(self, call: &Qk<'_>, q: &QPanel, _scratch: &mut L0b, s: &mut STile) {
+        let panel = &q.0[..D_QK / 2];
+        // SAFETY: the token proves the features.
+        unsafe {
+            match call.rows {
+                0..=skinny::C1_ROWS => skinny::qk::<D_QK>(self, call, q, s),
+                29..=32 if self.two_dots() => qk::qk::<12, 2, 6>(self.zmm, call, panel, s),
+                29..=32 => qk::qk::<12, 2, 4>(self.zmm, call, panel, s),
+                33..=48 => qk::qk::<8, 3, 4>(self.zmm, call, panel, s),
+                _ if self.two_dots() => qk::qk::<6, 4, 6>(self.zmm, call, panel, s),
+                _ => qk::qk::<6, 4, 2>(self.zmm, call, panel, s),
+            }
+        }
+    }
+
+    fn softmax(self, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
+        // SAFETY: the token proves the features.
+        unsafe { softmax(self, call, s, p, state) }
+    }
+
+    fn prob(self, p: &L0a, precision: Precision, k: usize, r: usize) -> f32 {
+        prob_of(p, precision, k, r, |tile| p::pair_of(tile, k / 2, r))
+    }
+
+    fn pv<const D_V: usize>(
+        self,
+        call: &Pv<'_>,
+        p: &[&L0a],
+        scratch: &mut L0b,
+        o: &mut [ORow],
+    ) -> Skipped {
+        // SAFETY: the token proves the features.
+        let all = unsafe {
+            if call.rows <= skinny::C2_ROWS {
+                skinny::pv::<D_V>(self, call, p[0], o)
+            } else {
+                pv::pv::<D_V>(self.zmm, call, p, scratch, o)
+            }
+        };
+        Skipped { all, tail: 0 }
+    }
+
+    fn fused<const D_QK: usize, const D_V: usize>(
+        self,
+        call: &Softmax<'_>,
+        block: &FusedBlock<'_, D_QK, D_V>,
+        from: usize,
+        p: &mut L0a,
+        state: &mut RowState,
+        o: &mut [ORow],
+    ) -> FusedEnd {
+        // SAFETY: the token proves the features.
+        unsafe { fused::fused(self, call, block, from, p, state, o) }
+    }
+
+    fn permute(self, fused: bool, o: &mut [ORow], to: Columns) {
+        if fused {
+            // SAFETY: the token proves the features.
+            unsafe { skinny::permute(o, to) }
+        }
+    }
+
+    fn epilogue(
+        self,
+        call: &Epilogue<'_>,
+        earlier: Option<&[ORow]>,
+        o: &mut [ORow],
+        store: impl FnMut(usize, &ORow),
+    ) {
+        // SAFETY: the token proves the features.
+        unsafe { epilogue(self.zmm, call, earlier, o, store) }
+    }
+
+    fn rescale(self, xs: &mut [f32], increment: Increment) {
+        // SAFETY: the token proves the features.
+        unsafe { rescale(self.zmm, xs, increment) }
+    }
+
+    fn dot_loop(self, iterations: u64) -> u64 {
+        // SAFETY: the token proves the features.
+        unsafe { dot_loop(iterations) }
+    }
+}
+
+/// V1, with the processor's own conversion and dots.
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+fn softmax(kernel: Avx512Bf16, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
+    let to = StoreBf16::<Blocked>(Blocked(kernel.dots));
+    softmax::softmax(kernel.zmm, to, call, s, p, state, || ());
+}
+
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+fn rescale(zmm: Zmm, xs: &mut [f32], increment: Increment) {
+    simd::rescale(zmm, xs, increment);
+}
+
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+fn epilogue(
+    zmm: Zmm,
+    call: &Epilogue<'_>,
+    earlier: Option<&[ORow]>,
+    o: &mut [ORow],
+    store: impl FnMut(usize, &ORow),
+) {
+    simd::epilogue(zmm, call, earlier, o, store);
+}
+
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+fn dot_loop(iterations: u64) -> u64 {
+    const CHAINS: usize = 24;
+    let mut acc = [_mm512_setzero_ps(); CHAINS];
+    let x = as_pairs(_mm512_set1_epi32(core::hint::black_box(0x3f80_3f80)));
+    for _ in 0..iterations {
+        for acc in &mut acc {
+            *acc = _mm512_dpbf16_ps(*acc, x, x);
+        }
+    }
+    core::hint::black_box(acc);
+    iterations * (CHAINS * LANES * 4) as u64
+}
+
+#[inline]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+fn load(x: &[f32; LANES]) -> __m512 {
+    // SAFETY: 16 f32 are 64 bytes; no alignment needed.
+    unsafe { _mm512_loadu_ps(x.as_ptr()) }
+}
+
+#[inline]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+fn store(to: &mut [f32; LANES], x: __m512) {
+    // SAFETY: 16 f32 are 64 bytes; no alignment needed.
+    unsafe { _mm512_storeu_ps(to.as_mut_ptr(), x) }
+}

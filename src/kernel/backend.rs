@@ -1,0 +1,302 @@
+//! The choice of a backend: what the processor can run, and what a caller asks for.
+
+#[cfg(all(
+    target_arch = "x86_64",
+    target_os = "linux",
+    target_pointer_width = "64",
+    target_feature = "sse2",
+    not(amla_tiles = "small")
+))]
+use super::amx;
+#[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
+use super::asimd;
+#[cfg(all(target_arch = "aarch64", target_feature = "neon", not(amla_tiles = "small")))]
+use super::neonbf16;
+use super::{Kernel, detect, portable};
+#[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
+use super::{avx2, avx512bf16, zmm};
+use crate::bits::Increment;
+use crate::error::Error;
+
+/// An instruction set that `amla` has micro-kernels for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum BackendId {
+    /// The `wide` crate, with whatever the build's target features allow.
+    Portable,
+    /// AVX2 with FMA.
+    Avx2,
+    /// AVX-512 F, BW, DQ and VL.
+    Avx512,
+    /// AVX-512 with BF16 dot products (`vdpbf16ps`).
+    Avx512Bf16,
+    /// AMX with BF16 products of tiles (`tdpbf16ps`), on Linux, where the process may use it
+    /// ([`Backend::permit_amx`]). Groups of up to 4 rows have the kernels of [`Avx512Bf16`](Self::Avx512Bf16).
+    Amx,
+    /// NEON.
+    Neon,
+    /// NEON with BF16 matrix products (`bfmmla`).
+    NeonBf16,
+}
+
+impl BackendId {
+    /// All of them, architecture by architecture, the slowest first where instructions issue at
+    /// the same rate. Those of another architecture than the build's are never available.
+    pub const ALL: [Self; 7] = [
+        Self::Portable,
+        Self::Avx2,
+        Self::Avx512,
+        Self::Avx512Bf16,
+        Self::Amx,
+        Self::Neon,
+        Self::NeonBf16,
+    ];
+
+    /// The name used on command lines and in reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Portable => "portable",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+            Self::Avx512Bf16 => "avx512bf16",
+            Self::Amx => "amx",
+            Self::Neon => "neon",
+            Self::NeonBf16 => "neonbf16",
+        }
+    }
+
+    /// The backend of that name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|id| id.name() == name)
+    }
+
+    /// Whether this processor runs an earlier one faster.
+    fn outrun(self) -> bool {
+        #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
+        if self == Self::Avx512Bf16 {
+            return detect::slow_bf16_dots();
+        }
+        false
+    }
+
+    fn available(self) -> bool {
+        match self {
+            Self::Portable => true,
+            #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
+            Self::Avx2 => avx2::Avx2::new().is_some(),
+            #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
+            Self::Avx512 => zmm::Zmm::new().is_some(),
+            #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
+            Self::Avx512Bf16 => avx512bf16::Avx512Bf16::new().is_some(),
+            #[cfg(all(
+                target_arch = "x86_64",
+                target_os = "linux",
+                target_pointer_width = "64",
+                target_feature = "sse2",
+                not(amla_tiles = "small")
+            ))]
+            Self::Amx => amx::Amx::new().is_some(),
+            #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
+            Self::Neon => true,
+            #[cfg(all(
+                target_arch = "aarch64",
+                target_feature = "neon",
+                not(amla_tiles = "small")
+            ))]
+            Self::NeonBf16 => neonbf16::NeonBf16::new().is_some(),
+            // Another architecture's, or not in this build.
+            _ => false,
+        }
+    }
+}
+
+/// A backend that this processor can run: the only way to get one is to have
+/// the processor asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backend(BackendId);
+
+impl Backend {
+    /// The fastest backend of this processor (`docs/adr/0009`).
+    #[must_use]
+    pub fn detect() -> Self {
+        BackendId::ALL
+            .into_iter()
+            .rev()
+            .find(|id| id.available() && !id.outrun())
+            .map_or(Self(BackendId::Portable), Self)
+    }
+
+    /// That backend and no other (but for [very few rows of AMX](BackendId::Amx)).
+    ///
+    /// # Errors
+    /// [`Error::BackendUnavailable`] if the processor lacks its instructions.
+    pub fn request(id: BackendId) -> Result<Self, Error> {
+        if id.available() {
+            Ok(Self(id))
+        } else {
+            Err(Error::BackendUnavailable { backend: id.name() })
+        }
+    }
+
+    /// Asks Linux to let this process use AMX, and returns whether it may then: whether
+    /// [`BackendId::Amx`] can be requested, and is what [`detect`](Self::detect) finds.
+    ///
+    /// Linux doesn't let a process unless it asks, since from then on a signal takes 8 KiB more of its thread's
+    /// stack: it refuses where a thread's alternate stack ([`sigaltstack`]) is too small for that, and such stacks afterwards.
+    /// So the program has to decide, before it first detects a backend. The permission holds for all threads, and
+    /// stays. Where there is no AMX, nothing is asked.
+    ///
+    /// Whether there is one already, [`detect`](Self::detect) and [`request`](Self::request) find out by the system call
+    /// `arch_prctl`, on processors that have AMX: a filter of system calls has to let it return.
+    ///
+    /// [`sigaltstack`]: https://man7.org/linux/man-pages/man2/sigaltstack.2.html
+    pub fn permit_amx() -> bool {
+        #[cfg(all(
+            target_arch = "x86_64",
+            target_os = "linux",
+            target_pointer_width = "64",
+            target_feature = "sse2",
+            not(amla_tiles = "small")
+        ))]
+        return detect::permit_amx();
+        #[cfg(not(all(
+            target_arch = "x86_64",
+            target_os = "linux",
+            target_pointer_width = "64",
+            target_feature = "sse2",
+            not(amla_tiles = "small")
+        )))]
+        false
+    }
+
+    /// Which one it is.
+    #[must_use]
+    pub const fn id(self) -> BackendId {
+        self.0
+    }
+
+    /// Runs `iterations` of a register-resident loop of the backend's own
+    /// multiply-add instruction and returns the FLOP it did.
+    ///
+    /// Timed, it gives the peak that utilisation is measured against.
+    #[must_use]
+    pub fn dot_loop(self, iterations: u64) -> u64 {
+        struct Loop(u64);
+        impl Visitor for Loop {
+            type Output = u64;
+            fn visit<K: Kernel>(self, kernel: K) -> u64 {
+                kernel.dot_loop(self.0)
+            }
+        }
+        self.with(Loop(iterations))
+    }
+
+    /// Adds `increment` to the bits of every element, with the backend's
+    /// instructions: [`crate::bits::add_increment_f32`] bit for bit, as the kernel
+    /// does it on the way into C2 (Algorithm 2 lines 14, 15).
+    pub fn rescale(self, xs: &mut [f32], increment: Increment) {
+        struct Add<'a>(&'a mut [f32], Increment);
+        impl Visitor for Add<'_> {
+            type Output = ();
+            fn visit<K: Kernel>(self, kernel: K) {
+                kernel.rescale(self.0, self.1);
+            }
+        }
+        self.with(Add(xs, increment));
+    }
+
+    /// The backend whose kernels take a planned group of `rows`. A tile has 16 rows: with very few,
+    /// memory is the limit, and a fused kernel is faster (`docs/adr/0018`).
+    pub(crate) const fn for_rows(self, rows: usize) -> Self {
+        const FUSED: usize = 4;
+        match self.0 {
+            // A processor with the one has the other.
+            BackendId::Amx if rows <= FUSED => Self(BackendId::Avx512Bf16),
+            _ => self,
+        }
+    }
+
+    /// Calls `visitor` with the backend's token; the selection happens here,
+    /// once per call of the library.
+    pub(crate) fn with<V: Visitor>(self, visitor: V) -> V::Output {
+        #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
+        match self.0 {
+            #[cfg(not(amla_tiles = "small"))]
+            BackendId::NeonBf16 => {
+                if let Some(kernel) = neonbf16::NeonBf16::new() {
+                    return visitor.visit(kernel);
+                }
+            }
+            BackendId::Neon => return visitor.visit(asimd::Neon::new()),
+            _ => {}
+        }
+        #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
+        match self.0 {
+            #[cfg(all(
+                target_os = "linux",
+                target_pointer_width = "64",
+                not(amla_tiles = "small")
+            ))]
+            BackendId::Amx => {
+                if let Some(kernel) = amx::Amx::new() {
+                    return visitor.visit(kernel);
+                }
+            }
+            BackendId::Avx512Bf16 => {
+                if let Some(kernel) = avx512bf16::Avx512Bf16::new() {
+                    return visitor.visit(kernel);
+                }
+            }
+            BackendId::Avx512 => {
+                if let Some(kernel) = zmm::Zmm::new() {
+                    return visitor.visit(kernel);
+                }
+            }
+            BackendId::Avx2 => {
+                if let Some(kernel) = avx2::Avx2::new() {
+                    return visitor.visit(kernel);
+                }
+            }
+            _ => {}
+        }
+        // A `Backend` of another kind only exists after detection; were that ever to change
+        // its mind, the portable one is always right.
+        visitor.visit(portable::Portable)
+    }
+
+    /// The same as on another kind of core.
+    #[cfg(test)]
+    #[cfg_attr(
+        not(all(target_arch = "x86_64", target_feature = "sse2")),
+        expect(unused_variables, reason = "for backends of x86-64")
+    )]
+    pub(crate) fn with_core<V: Visitor>(
+        self,
+        core: super::prefetch::Core,
+        visitor: V,
+    ) -> V::Output {
+        #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
+        if self.0 == BackendId::Avx512Bf16
+            && let Some(kernel) = avx512bf16::Avx512Bf16::on(core)
+        {
+            return visitor.visit(kernel);
+        }
+        self.with(visitor)
+    }
+}
+
+impl Default for Backend {
+    fn default() -> Self {
+        Self::detect()
+    }
+}
+
+/// Code that is generic over the instruction set.
+pub trait Visitor {
+    /// What it returns.
+    type Output;
+    /// Runs with the chosen backend.
+    fn visit<K: Kernel>(self, kernel: K) -> Self::Output;
+}

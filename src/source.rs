@@ -1,0 +1,439 @@
+//! Where a block's keys and values come from: rows in place, or rows converted into the K/V buffers.
+//! This file alone knows how a cache stores them.
+
+use core::ops::Range;
+use core::slice::IterMut;
+
+use half::bf16;
+
+use crate::format::Row;
+use crate::group::Group;
+use crate::kernel::prefetch::{Budget, Shape};
+use crate::kernel::{FUSED_KEYS, FUSED_MULTIPLE, FusedBlock, Kernel, Rows, heads, pointers};
+use crate::schedule::Cycle;
+use crate::tile::{BLOCK_KEYS, PANEL_ROWS, QPanel, RowTile};
+
+/// Converts rows in two parts, one after the other, to BF16, and concatenates each row's.
+fn concatenate<'b, K: Kernel>(
+    kernel: K,
+    widths: [usize; 2],
+    rows: impl Iterator<Item = [Row<'b>; 2]>,
+    to: &mut RowTile,
+) {
+    for ([first, second], row) in rows.zip(to) {
+        let (head, tail) = row.split_at_mut(widths[0]);
+        kernel.convert(&first, head);
+        kernel.convert(&second, &mut tail[..widths[1]]);
+    }
+}
+
+/// Packs the queries of each panel, by way of `kv` where they can't be used in place.
+pub fn pack_queries<K: Kernel, const D_QK: usize>(
+    kernel: K,
+    group: &Group<'_>,
+    fused: bool,
+    kv: &mut RowTile,
+    to: &mut [QPanel],
+) {
+    let problem = group.problem;
+    // A negative scale's sign goes into Q, exactly.
+    let negate = problem.softmax_scale < 0.0;
+    for (panel, to) in (0..group.panels()).zip(to) {
+        let queries = (0..group.panel_rows(panel)).map(|r| {
+            let (j, h) = group.position(panel * PANEL_ROWS + r);
+            problem.query(group.request, j, h)
+        });
+        let mut rows: [&[bf16]; PANEL_ROWS] = [&[]; _];
+        let rows = &mut rows[..group.panel_rows(panel)];
+        if problem.queries_as_they_lie() {
+            for (row, [query, _]) in rows.iter_mut().zip(queries) {
+                *row = query.as_bf16();
+            }
+        } else {
+            concatenate(kernel, problem.q_widths(), queries, kv);
+            for (row, query) in rows.iter_mut().zip(&*kv) {
+                *row = &query[..D_QK];
+            }
+        }
+        kernel.pack_q::<D_QK>(rows, negate, fused, to);
+    }
+}
+
+/// Converts a block's keys. Not inlined, as it is the same for all widths.
+#[inline(never)]
+fn convert_keys<K: Kernel>(kernel: K, group: &Group<'_>, keys: Range<usize>, to: &mut RowTile) {
+    let rows = group.keys(keys);
+    concatenate(kernel, group.problem.k_widths(), rows, to);
+}
+
+/// Converts a block's values. Not inlined, as it is the same for all widths.
+#[inline(never)]
+fn convert_values<K: Kernel>(kernel: K, group: &Group<'_>, keys: Range<usize>, to: &mut RowTile) {
+    let d_v = group.problem.shape.d_v;
+    for (row, out) in group.values(keys).zip(to) {
+        kernel.convert(&row, &mut out[..d_v]);
+    }
+}
+
+/// Lists a block's keys in place. Not inlined, as it is the same for all widths and backends.
+#[inline(never)]
+fn gather_keys<'a>(group: &Group<'a>, keys: Range<usize>, rows: &mut Rows<'a>) {
+    let problem = group.problem;
+    rows.fill(|slots| problem.each_key(group.request, group.head, keys, |row| slots.put(row)));
+}
+
+/// The same of values.
+#[inline(never)]
+fn gather_values<'a>(group: &Group<'a>, keys: Range<usize>, rows: &mut Rows<'a>) {
+    let problem = group.problem;
+    rows.fill(|slots| {
+        problem.each_value(group.request, group.head, keys, |row| slots.put(row));
+    });
+}
+
+/// Where rows are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// In the cache, as BF16.
+    Cache,
+    /// At the head of the block's keys.
+    Keys,
+    /// Nowhere as BF16: they are converted first.
+    Converted,
+}
+
+/// The keys and values of a group, block by block.
+pub struct Sources<'a> {
+    group: &'a Group<'a>,
+    keys: Place,
+    values: Place,
+    /// Keys in the cache, of the block that C1 is at.
+    key_rows: Rows<'a>,
+    /// Values in the cache, of the block that C2 is at.
+    value_rows: Rows<'a>,
+    key_count: usize,
+    value_count: usize,
+    /// The first key that wasn't prefetched.
+    next: usize,
+    /// Rows to prefetch, and where those of each stage end.
+    prefetched: Rows<'a>,
+    shares: [usize; 3],
+}
+
+impl<'a> Sources<'a> {
+    /// Those of a group.
+    pub fn of(group: &'a Group<'a>) -> Self {
+        let problem = group.problem;
+        let keys = if problem.keys_as_they_lie() {
+            Place::Cache
+        } else {
+            Place::Converted
+        };
+        let values = match problem.v {
+            None if keys == Place::Cache || problem.values_begin_keys() => Place::Keys,
+            _ if problem.values_as_they_lie() => Place::Cache,
+            _ => Place::Converted,
+        };
+        Self {
+            group,
+            keys,
+            values,
+            key_rows: Rows::NONE,
+            value_rows: Rows::NONE,
+            key_count: 0,
+            value_count: 0,
+            next: 0,
+            prefetched: Rows::NONE,
+            shares: [0; 3],
+        }
+    }
+
+    /// Whether all rows are used in place, and the K/V buffers aren't needed.
+    pub fn in_place(&self) -> bool {
+        self.keys == Place::Cache && self.values != Place::Converted
+    }
+
+    /// Gathers the keys of a block and the values of another, or converts them into `kv`. In turn they
+    /// are the same block's.
+    pub fn load<K: Kernel>(
+        &mut self,
+        kernel: K,
+        keys: Option<usize>,
+        values: Option<usize>,
+        in_turn: bool,
+        kv: &mut RowTile,
+    ) {
+        let group = self.group;
+        if let Some(block) = keys.map(|block| group.block(block)) {
+            self.key_count = block.len();
+            match self.keys {
+                Place::Cache => gather_keys(group, block, &mut self.key_rows),
+                _ => convert_keys(kernel, group, block, kv),
+            }
+        }
+        if let Some(block) = values.map(|block| group.block(block)) {
+            self.value_count = block.len();
+            match self.values {
+                Place::Keys if in_turn => {}
+                Place::Keys | Place::Cache => gather_values(group, block, &mut self.value_rows),
+                Place::Converted => convert_values(kernel, group, block, kv),
+            }
+        }
+    }
+
+    /// The keys that were loaded last; `list` is room for converted ones.
+    pub fn keys<'r>(&'r self, kv: &'r RowTile, list: &'r mut Rows<'r>) -> &'r Rows<'r> {
+        if self.keys == Place::Cache {
+            return &self.key_rows;
+        }
+        let d_qk = self.group.problem.shape.d_qk;
+        list.gather(kv[..self.key_count].iter().map(|row| &row[..d_qk]));
+        list
+    }
+
+    /// The values that were loaded last.
+    pub fn values<'r>(
+        &'r self,
+        in_turn: bool,
+        kv: &'r RowTile,
+        list: &'r mut Rows<'r>,
+    ) -> &'r Rows<'r> {
+        match (self.values, self.keys) {
+            (Place::Keys, Place::Cache) if in_turn => return &self.key_rows,
+            (Place::Converted, _) | (Place::Keys, Place::Converted) => {}
+            _ => return &self.value_rows,
+        }
+        let d_v = self.group.problem.shape.d_v;
+        list.gather(kv[..self.value_count].iter().map(|row| &row[..d_v]));
+        list
+    }
+
+    /// Gathers rows for the stages of a cycle to prefetch.
+    pub fn prefetch<K: Kernel>(&mut self, kernel: K, panels: usize, cycle: Cycle) {
+        let (group, problem) = (self.group, self.group.problem);
+        let item = cycle.c1.or(cycle.v1).or(cycle.c2).unwrap_or(0);
+        let budget = kernel.prefetch_budget(&Shape {
+            panel_rows: group.panel_rows(item % panels),
+            group_rows: group.rows.len(),
+            d_qk: problem.shape.d_qk,
+            d_v: problem.shape.d_v,
+        });
+        self.prefetched.clear();
+        if budget == Budget::NONE || !problem.has_key_rows() {
+            return;
+        }
+        // Converted keys are needed all at once.
+        let distance = match self.keys {
+            Place::Cache => budget.distance,
+            _ => BLOCK_KEYS,
+        };
+        let block = group.block(item / panels);
+        // Earlier keys are needed about now.
+        let first = self.next.max(block.start + distance);
+        let mut end = first;
+        for (end_of, stage, count) in [
+            (0, cycle.c1, budget.c1),
+            (1, cycle.v1, budget.v1),
+            (2, cycle.c2, budget.c2),
+        ] {
+            if stage.is_some() {
+                end += count;
+            }
+            end = end
+                .min(first + BLOCK_KEYS)
+                .min(block.end + distance)
+                .min(group.reach)
+                .max(first);
+            self.shares[end_of] = end - first;
+        }
+        self.next = end;
+        self.prefetched.fill(|slots| {
+            problem.each_key(group.request, group.head, first..end, |row| slots.put(row));
+        });
+    }
+
+    /// Rows for a stage to prefetch: C1, V1 or C2.
+    pub fn prefetched(&self, stage: usize) -> &[&'a [bf16]] {
+        let rows = self.prefetched.as_slice();
+        let from = if stage == 0 {
+            0
+        } else {
+            self.shares[stage - 1]
+        };
+        rows.get(from..self.shares[stage]).unwrap_or(&[])
+    }
+}
+
+/// Calls `run` with each block of a group that goes through a fused kernel: its keys and values are needed at
+/// once, so each has its own memory if it is converted. Not part of the driver, so
+/// that its lists aren't on the stack of other groups.
+#[inline(never)]
+pub fn each_fused_block<K: Kernel, const D_QK: usize, const D_V: usize>(
+    kernel: K,
+    group: &Group<'_>,
+    q: &QPanel,
+    [k_rows, v_rows]: [&mut RowTile; 2],
+    mut run: impl FnMut(Range<usize>, &FusedBlock<'_, D_QK, D_V>),
+) {
+    let problem = group.problem;
+    let Sources {
+        keys: key_place,
+        values: value_place,
+        ..
+    } = Sources::of(group);
+    let mut in_cache = [const { &[bf16::ZERO; D_QK] }; FUSED_KEYS];
+    // Keys of a block that are listed already, as the one before prefetched them.
+    let mut listed = 0;
+    for block in 0..group.blocks() {
+        let range = group.block(block);
+        let len = range.len();
+        if key_place == Place::Cache {
+            let end = group.reach.min(range.start + FUSED_KEYS);
+            list_keys(group, range.start + listed..end, &mut in_cache, &mut listed);
+        } else {
+            convert_keys(kernel, group, range.clone(), k_rows);
+        }
+        if value_place == Place::Converted {
+            convert_values(kernel, group, range.clone(), v_rows);
+        }
+        let mut converted;
+        let keys = if key_place == Place::Cache {
+            &in_cache
+        } else {
+            converted = [const { &[bf16::ZERO; D_QK] }; FUSED_KEYS];
+            list(&k_rows[..len], &mut converted);
+            &converted
+        };
+        let mut located;
+        let prefetch = if key_place == Place::Cache || !problem.has_key_rows() {
+            pointers(keys)
+        } else {
+            // Those to be converted next.
+            located = *pointers(keys);
+            let end = group.reach.min(range.end + FUSED_KEYS);
+            locate_keys(group, range.end..end, &mut located);
+            &located
+        };
+        let mut listed_values;
+        // Rows behind the block may be another task's, and not finite.
+        let whole = len.is_multiple_of(FUSED_MULTIPLE);
+        let begun = heads(keys).filter(|_| value_place == Place::Keys && whole);
+        let values = if let Some(values) = begun {
+            values
+        } else {
+            listed_values = [const { &[bf16::ZERO; D_V] }; FUSED_KEYS];
+            match value_place {
+                Place::Keys => list(&keys[..len], &mut listed_values),
+                Place::Cache => list_values(group, range.clone(), &mut listed_values),
+                Place::Converted => list(&v_rows[..len], &mut listed_values),
+            }
+            &listed_values
+        };
+        run(
+            range,
+            &FusedBlock {
+                q,
+                keys,
+                prefetch,
+                values,
+            },
+        );
+        in_cache.copy_within(len.., 0);
+        listed = listed.saturating_sub(len);
+    }
+}
+
+/// Lists keys in place behind the first `n` rows, and copies of the last behind them.
+#[inline(never)]
+fn list_keys<'a, const D: usize>(
+    group: &Group<'a>,
+    keys: Range<usize>,
+    rows: &mut [&'a [bf16; D]; FUSED_KEYS],
+    n: &mut usize,
+) {
+    let (problem, request, head) = (group.problem, group.request, group.head);
+    // Often an addition for each, and no table: with few rows a nanosecond counts.
+    match problem.keys_in_a_row(request, head, &keys) {
+        Some(run) if run.len() == keys.len() => {
+            let mut to = rows[*n..].iter_mut();
+            // In this order: `to` isn't advanced where there is no key.
+            for (row, to) in run.iter().zip(to.by_ref()) {
+                *to = row;
+            }
+            *n = FUSED_KEYS - to.len();
+        }
+        _ => list_runs(group, keys, rows, n),
+    }
+    repeat_last(*n, rows);
+}
+
+/// The same of keys in several runs. Not inlined: the usual case is slower with this loop around it.
+#[inline(never)]
+fn list_runs<'a, const D: usize>(
+    group: &Group<'a>,
+    mut keys: Range<usize>,
+    rows: &mut [&'a [bf16; D]; FUSED_KEYS],
+    n: &mut usize,
+) {
+    let (problem, request, head) = (group.problem, group.request, group.head);
+    while let Some(run) = problem.keys_in_a_row(request, head, &keys) {
+        for (to, row) in rows[*n..].iter_mut().zip(run) {
+            *to = row;
+        }
+        *n += run.len();
+        keys.start += run.len();
+    }
+    let mut to = rows[*n..].iter_mut();
+    problem.each_key(request, head, keys, |row| put(row, &mut to));
+    *n = FUSED_KEYS - to.len();
+}
+
+/// The same of values, from the first row on.
+#[inline(never)]
+fn list_values<'a, const D: usize>(
+    group: &Group<'a>,
+    keys: Range<usize>,
+    rows: &mut [&'a [bf16; D]; FUSED_KEYS],
+) {
+    let (problem, mut to) = (group.problem, rows.iter_mut());
+    problem.each_value(group.request, group.head, keys, |row| put(row, &mut to));
+    repeat_last(FUSED_KEYS - to.len(), rows);
+}
+
+/// The addresses of keys.
+#[inline(never)]
+fn locate_keys(group: &Group<'_>, keys: Range<usize>, rows: &mut [*const bf16; FUSED_KEYS]) {
+    let mut rows = rows.iter_mut();
+    let problem = group.problem;
+    problem.each_key(group.request, group.head, keys, |row| {
+        if let Some(to) = rows.next() {
+            *to = row.as_ptr();
+        }
+    });
+}
+
+/// Puts the head of a row in the next slot, if there is one.
+fn put<'a, const D: usize>(row: &'a [bf16], to: &mut IterMut<'_, &'a [bf16; D]>) {
+    if let Some(row) = row.first_chunk()
+        && let Some(to) = to.next()
+    {
+        *to = row;
+    }
+}
+
+/// The heads of rows, and copies of the last. Not inlined, so that a pair of widths has it once.
+#[inline(never)]
+fn list<'a, const D: usize>(rows: &'a [impl AsRef<[bf16]>], out: &mut [&'a [bf16; D]; FUSED_KEYS]) {
+    let mut to = out.iter_mut();
+    for row in rows {
+        put(row.as_ref(), &mut to);
+    }
+    repeat_last(FUSED_KEYS - to.len(), out);
+}
+
+/// Puts copies of the last of the first `n` rows behind them.
+fn repeat_last<T: Copy>(n: usize, rows: &mut [T]) {
+    if let Some(&last) = rows[..n].last() {
+        rows[n..].fill(last);
+    }
+}
