@@ -35,7 +35,6 @@
 #![no_std]
 #![deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)]
 
-pub mod ascend;
 mod attend;
 pub mod bits;
 mod epilogue;

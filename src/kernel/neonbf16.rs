@@ -10,9 +10,9 @@
 //! would do 16 (`docs/adr/0016`); `docs/backends.md` counts what comes with them.
 //!
 //! **Quads.** Where other BF16 dots take pairs in a `u32`, this one takes four neighbours of one
-//! row in 64 bits, two rows in a register. In the memory of panels of Q and strips of V there are
-//! quads instead of pairs: of four features x rows, of four keys x columns. Keys are put into
-//! that order by groups, 96 features at a time, and P by blocks, both in L0B.
+//! row in 64 bits, two rows in a register. In the memory of panels of Q, of P and of strips of V there are
+//! quads instead of pairs: of four features x rows, of four keys x rows, of four keys x columns. Keys are packed
+//! in that order by groups, 96 features at a time, and V by strips, both in L0B; P is reordered in its place.
 //!
 //! **Numerics.** An instruction adds two pairs, one after the other. Of a pair, the two exact
 //! products are added and rounded to odd; then they are added to the sum, rounded to odd:
@@ -34,16 +34,16 @@ use core::arch::asm;
 use half::bf16;
 
 use super::asimd::{LANES, Neon};
-use super::prefetch::{Ahead, LINE};
+use super::prefetch::{self, Budget, Hint, LINE, Spread};
 use super::simd::{self, Simd, lanes, lanes_mut, split};
-use super::softmax::{self, Pairs, Rounding};
-use super::{Close, Kernel, Left, Maxima, Pv, Rows, Softmax, detect, scalar};
+use super::softmax::{self, RoundPairs, StoreBf16};
+use super::{Epilogue, Kernel, Pv, Qk, Skipped, Softmax, detect, prob_of, scalar};
 use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
 use crate::tile::{
-    BLOCK_PAIRS, L0a, L0b, MAX_D_QK, MAX_D_V, OStrip, PANEL_ROWS, PTile, QPanel, RowState, STRIP,
-    STile, VBuffer, VStrip, Widened, ascend,
+    BLOCK_KEYS, BLOCK_PAIRS, Fp32Tile, L0a, L0b, MAX_D_QK, ORow, PANEL_ROWS, PTile, QPanel,
+    RowState, STRIP, STile, ascend,
 };
 
 /// The quads of two rows, or columns: a register's worth.
@@ -81,40 +81,36 @@ impl NeonBf16 {
 }
 
 impl Kernel for NeonBf16 {
-    fn widen(self, row: &Row<'_>, out: &mut [bf16]) {
-        scalar::widen_row(self, row, out);
+    fn prefetch_budget(self, rows: &prefetch::Shape) -> Budget {
+        if rows.group_rows <= PREFETCHING_ROWS {
+            Budget {
+                distance: BLOCK_KEYS,
+                c2: BLOCK_KEYS,
+                ..Budget::NONE
+            }
+        } else {
+            Budget::NONE
+        }
     }
 
-    fn pack_q<const D_QK: usize>(self, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
+    fn convert(self, row: &Row<'_>, out: &mut [bf16]) {
+        scalar::convert_row(self, row, out);
+    }
+
+    fn pack_q<const D_QK: usize>(
+        self,
+        rows: &[&[bf16]],
+        negate: bool,
+        _fused: bool,
+        panel: &mut QPanel,
+    ) {
         pack_q::<D_QK>(rows, negate, panel);
     }
 
-    fn pack_v<const D_V: usize>(
-        self,
-        values: &[&[bf16]],
-        first: usize,
-        next: &[&[bf16]],
-        v: &mut [VBuffer; 3],
-    ) -> bool {
-        let strips = &mut v.as_flattened_mut()[..D_V / STRIP];
-        // SAFETY: the token proves the features.
-        unsafe { pack_v(self.simd, values, first, next, strips) }
-    }
-
-    fn qk<const D_QK: usize>(
-        self,
-        q: &QPanel,
-        rows: usize,
-        keys: &Rows<'_>,
-        _next: &[&[bf16]],
-        scratch: &mut L0b,
-        s: &mut STile,
-    ) -> Option<Maxima> {
+    fn qk<const D_QK: usize>(self, call: &Qk<'_>, q: &QPanel, scratch: &mut L0b, s: &mut STile) {
         let q: &[Step; MAX_D_QK / 4] = bytemuck::cast_ref(&q.0);
-        let (q, keys) = (&q[..D_QK / 4], keys.as_slice());
         // SAFETY: the token proves the features.
-        unsafe { qk(self.simd, q, rows, keys, &mut scratch[0], s) }
-        None
+        unsafe { qk(self.simd, call, &q[..D_QK / 4], &mut scratch[0], s) }
     }
 
     fn softmax(self, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
@@ -122,32 +118,35 @@ impl Kernel for NeonBf16 {
         unsafe { softmax(self, call, s, p, state) }
     }
 
+    fn prob(self, p: &L0a, precision: Precision, k: usize, r: usize) -> f32 {
+        prob_of(p, precision, k, r, |tile| {
+            quads(tile)[k / 4][r / 2][r % 2 * 2 + k / 2 % 2]
+        })
+    }
+
     fn pv<const D_V: usize>(
         self,
         call: &Pv<'_>,
-        p: &L0a,
-        v: &[VBuffer; 3],
+        p: &[&L0a],
         scratch: &mut L0b,
-        o: &mut [OStrip],
-    ) -> Left {
-        let v = &v.as_flattened()[..D_V / STRIP];
+        o: &mut [ORow],
+    ) -> Skipped {
         // SAFETY: the token proves the features.
-        unsafe { pv(self.simd, call, p, v, scratch, o) }
-        Left::NOTHING
+        unsafe { pv(self.simd, call, D_V / STRIP, p, scratch, o) }
+    }
+
+    fn epilogue(
+        self,
+        call: &Epilogue<'_>,
+        earlier: Option<&[ORow]>,
+        o: &mut [ORow],
+        store: impl FnMut(usize, &ORow),
+    ) {
+        simd::epilogue(self.simd, call, earlier, o, store);
     }
 
     fn rescale(self, xs: &mut [f32], increment: Increment) {
         simd::rescale(self.simd, xs, increment);
-    }
-
-    fn close(
-        self,
-        call: &Close<'_>,
-        earlier: Option<&OStrip>,
-        o: &mut OStrip,
-        put: impl FnMut(usize, &[f32; STRIP]),
-    ) {
-        simd::close(self.simd, false, call, earlier, o, put);
     }
 
     fn dot_loop(self, iterations: u64) -> u64 {
@@ -155,6 +154,9 @@ impl Kernel for NeonBf16 {
         unsafe { dot_loop(self.simd, iterations) }
     }
 }
+
+/// Groups of up to this many rows prefetch the next block: with more the processor's own prefetcher keeps up.
+const PREFETCHING_ROWS: usize = 16;
 
 /// Query rows as quads.
 fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
@@ -171,45 +173,40 @@ fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &mut QPanel)
     }
 }
 
-/// Values as quads, zeros where a step has fewer than four keys.
+/// A strip of values as quads, with zeros where a step has fewer than four keys. Returns whether all are finite.
 #[target_feature(enable = "neon,bf16")]
 fn pack_v(
     simd: Neon,
     values: &[&[bf16]],
-    first: usize,
-    next: &[&[bf16]],
-    strips: &mut [VStrip],
+    column: usize,
+    prefetch: &mut Spread<'_>,
+    to: &mut [Step],
 ) -> bool {
-    static ZEROS: [bf16; MAX_D_V] = [bf16::ZERO; _];
-    let mut ahead = Ahead::of(next, values.len().div_ceil(4) * strips.len());
+    static ZEROS: [bf16; STRIP] = [bf16::ZERO; _];
     let exponent = vdupq_n_u16(0x7f80);
     let mut non_finite = vdupq_n_u16(0);
-    for (step, values) in (first / 4..BLOCK_STEPS).zip(values.chunks(4)) {
-        let mut rows = [&ZEROS[..strips.len() * STRIP]; 4];
+    for (values, to) in values.chunks(4).zip(to) {
+        let mut rows = [&ZEROS[..]; 4];
         for (row, value) in rows.iter_mut().zip(values) {
-            *row = &value[..strips.len() * STRIP];
+            *row = &value[column..][..STRIP];
         }
-        for (strip, out) in strips.iter_mut().enumerate() {
-            ahead.step(simd);
-            let out: &mut [Step; BLOCK_STEPS] = bytemuck::cast_mut(&mut out.0);
-            for (i, out) in out[step].as_chunks_mut::<4>().0.iter_mut().enumerate() {
-                let column = strip * STRIP + 8 * i;
-                let mut eight = [vdupq_n_u16(0); 4];
-                for k in 0..4 {
-                    eight[k] = load_eight(simd, &rows[k][column..]);
-                    let wrong = vceqq_u16(vandq_u16(eight[k], exponent), exponent);
-                    non_finite = vorrq_u16(non_finite, wrong);
-                }
-                let (low, high) = (pairs(eight[0], eight[1]), pairs(eight[2], eight[3]));
-                for h in 0..2 {
-                    let (low, high) = (low[h], high[h]);
-                    store_two(simd, vzip1q_u32(low, high), &mut out[2 * h]);
-                    store_two(simd, vzip2q_u32(low, high), &mut out[2 * h + 1]);
-                }
+        prefetch.step(simd, Hint::L1);
+        for (i, to) in to.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            let mut eight = [vdupq_n_u16(0); 4];
+            for k in 0..4 {
+                eight[k] = load_eight(simd, &rows[k][8 * i..]);
+                let wrong = vceqq_u16(vandq_u16(eight[k], exponent), exponent);
+                non_finite = vorrq_u16(non_finite, wrong);
+            }
+            let (low, high) = (pairs(eight[0], eight[1]), pairs(eight[2], eight[3]));
+            for h in 0..2 {
+                let (low, high) = (low[h], high[h]);
+                store_two(simd, vzip1q_u32(low, high), &mut to[2 * h]);
+                store_two(simd, vzip2q_u32(low, high), &mut to[2 * h + 1]);
             }
         }
     }
-    vmaxvq_u16(non_finite) != 0
+    vmaxvq_u16(non_finite) == 0
 }
 
 /// Pairs of two keys.
@@ -224,7 +221,8 @@ fn pairs(even: uint16x8_t, odd: uint16x8_t) -> [uint32x4_t; 2] {
 
 /// C1: all keys of the block over one chunk of the Q panel, then over the next.
 #[target_feature(enable = "neon,bf16")]
-fn qk(simd: Neon, q: &[Step], rows: usize, keys: &[&[bf16]], scratch: &mut Widened, s: &mut STile) {
+fn qk(simd: Neon, call: &Qk<'_>, q: &[Step], scratch: &mut Fp32Tile, s: &mut STile) {
+    let (keys, rows) = (call.keys.as_slice(), call.rows);
     let memory: &mut [KeyStep] = bytemuck::cast_slice_mut(scratch.0.as_flattened_mut());
     for (chunk, q) in q.chunks(STEPS_K).enumerate() {
         let feature = 4 * STEPS_K * chunk;
@@ -302,16 +300,20 @@ fn qk_tile(
 fn softmax(kernel: NeonBf16, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
     softmax::softmax(
         kernel.simd,
-        Pairs::<NeonBf16>(kernel),
+        StoreBf16::<NeonBf16>(kernel),
         call,
         s,
         p,
         state,
         || (),
     );
+    reorder_p(kernel.simd, call, &mut p.high);
+    if call.precision == Precision::Bf16x2 {
+        reorder_p(kernel.simd, call, &mut p.low);
+    }
 }
 
-impl Rounding<Neon> for NeonBf16 {
+impl RoundPairs<Neon> for NeonBf16 {
     #[inline(always)]
     fn round(self, _simd: Neon, [even, odd]: [float32x4_t; 2]) -> int32x4_t {
         // SAFETY: the token proves the features.
@@ -326,62 +328,83 @@ impl Rounding<Neon> for NeonBf16 {
     }
 }
 
-/// C2: strip by strip, all rows of the panel over one strip of V.
+/// C2: strip by strip, all rows of all panels over one strip of V.
 #[target_feature(enable = "neon,bf16")]
-fn pv(simd: Neon, call: &Pv<'_>, p: &L0a, v: &[VStrip], scratch: &mut L0b, o: &mut [OStrip]) {
-    let [high, low] = scratch;
-    let high = pack_p(simd, call, &p.high, high);
-    let low = match call.precision {
-        Precision::Bf16 => &[],
-        Precision::Bf16x2 => pack_p(simd, call, &p.low, low),
-    };
-    for (v, o) in v.iter().zip(o) {
-        let v: &[Step; BLOCK_STEPS] = bytemuck::cast_ref(&v.0);
-        let mut row = 0;
-        while row < call.rows {
-            let strip = Strip {
-                simd,
-                high,
-                low,
-                v: &v[..high.len()],
-                weights: &p.weights,
-                row,
-            };
-            let o = &mut o[row..call.rows];
-            if let Some(increment) = call.increment {
-                rescale_rows(simd, &mut o[..KEYS.min(call.rows - row)], &increment[row..]);
+fn pv(
+    simd: Neon,
+    call: &Pv<'_>,
+    strips: usize,
+    p: &[&L0a],
+    scratch: &mut L0b,
+    o: &mut [ORow],
+) -> Skipped {
+    let steps = call.keys.div_ceil(4);
+    let memory: &mut [Step] = bytemuck::cast_slice_mut(scratch[0].0.as_flattened_mut());
+    let v = &mut memory[..steps];
+    let prefetch = &mut Spread::of(call.prefetch, steps * strips);
+    let mut skipped = Skipped::NONE;
+    for strip in 0..strips {
+        if !pack_v(simd, call.values.as_slice(), strip * STRIP, prefetch, v) {
+            skipped.all |= 1 << strip;
+            continue;
+        }
+        for (panel, p) in p.iter().enumerate() {
+            let o = &mut call.strip(panel, strip, strips, o)[..call.panel_rows(panel)];
+            if !call.first {
+                rescale_rows(simd, o, &p.increment);
             }
-            let old = call.increment.is_some();
-            row += match o.len().div_ceil(2) {
-                1 => strip.tile::<1>(old, o),
-                2 => strip.tile::<2>(old, o),
-                3 => strip.tile::<3>(old, o),
-                4 => strip.tile::<4>(old, o),
-                5 => strip.tile::<5>(old, o),
-                _ => strip.tile::<M>(old, o),
+            let low = match call.precision {
+                Precision::Bf16 => &[],
+                Precision::Bf16x2 => &quads(&p.low)[..steps],
             };
+            let mut row = 0;
+            while row < o.len() {
+                let strip = Strip {
+                    simd,
+                    high: &quads(&p.high)[..steps],
+                    low,
+                    v,
+                    weights: &p.weights,
+                    row,
+                };
+                let o = &mut o[row..];
+                row += match o.len().div_ceil(2) {
+                    1 => strip.tile::<1>(!call.first, o),
+                    2 => strip.tile::<2>(!call.first, o),
+                    3 => strip.tile::<3>(!call.first, o),
+                    4 => strip.tile::<4>(!call.first, o),
+                    5 => strip.tile::<5>(!call.first, o),
+                    _ => strip.tile::<M>(!call.first, o),
+                };
+            }
         }
     }
+    skipped
 }
 
-/// P's pairs as quads, zeros where a step has no second pair.
+/// A tile of P as quads, once it is reordered.
+fn quads(p: &PTile) -> &[Step; BLOCK_STEPS] {
+    bytemuck::cast_ref(&p.0)
+}
+
+/// Reorders P's pairs as quads in their place, with zeros where a step has no second pair.
 #[inline]
 #[target_feature(enable = "neon,bf16")]
-fn pack_p<'a>(simd: Neon, call: &Pv<'_>, p: &PTile, to: &'a mut Widened) -> &'a [Step] {
-    let to: &mut [Step; BLOCK_STEPS] = bytemuck::cast_mut(&mut to.0);
-    let to = &mut to[..call.keys.div_ceil(4)];
-    let pairs = &p.0[..call.keys.div_ceil(2)];
-    for (to, pairs) in to.iter_mut().zip(pairs.chunks(2)) {
-        let second = pairs.get(1).unwrap_or(&[0; PANEL_ROWS]);
-        let vectors = lanes_of(&pairs[0]).iter().zip(lanes_of(second));
-        let vectors = vectors.take(call.rows.div_ceil(LANES));
+fn reorder_p(simd: Neon, call: &Softmax<'_>, p: &mut PTile) {
+    let pairs = call.keys.div_ceil(2);
+    if pairs % 2 == 1 {
+        p.0[pairs].fill(0);
+    }
+    for step in p.0[..pairs.next_multiple_of(2)].as_chunks_mut::<2>().0 {
+        let [first, second] = *step;
+        let to: &mut Step = bytemuck::cast_mut(step);
+        let vectors = lanes_of(&first).iter().zip(lanes_of(&second));
         for ((first, second), to) in vectors.zip(to.as_chunks_mut::<2>().0) {
             let (first, second) = (load_two(simd, first), load_two(simd, second));
             store_two(simd, vzip1q_u32(first, second), &mut to[0]);
             store_two(simd, vzip2q_u32(first, second), &mut to[1]);
         }
     }
-    to
 }
 
 /// Adds each row's increment to its bits.
@@ -404,25 +427,25 @@ struct Strip<'a> {
     high: &'a [Step],
     low: &'a [Step],
     v: &'a [Step],
-    /// What products of each row of the panel count for.
+    /// The factor of each row's products.
     weights: &'a [f32; PANEL_ROWS],
     row: usize,
 }
 
 impl Strip<'_> {
-    /// `PAIRS` pairs of rows, the last of which may lack its second one, added to what is
-    /// there or instead of it. Returns their number.
+    /// `PAIRS` pairs of rows, the last of which may lack its second one, added to O or
+    /// in its place. Returns their number.
     ///
-    /// Where P is in two parts, sums go on from what is there, so that O's error is that of the reference.
+    /// Where P is in two parts, sums begin with O, so that O's error is that of the reference.
     #[inline]
     #[target_feature(enable = "neon,bf16")]
     fn tile<const PAIRS: usize>(&self, old: bool, o: &mut [[f32; STRIP]]) -> usize {
         let simd = self.simd;
         let rows = o.len().min(2 * PAIRS);
-        let goes_on = old && !self.low.is_empty();
+        let in_o = old && !self.low.is_empty();
         for column in (0..STRIP / 2).step_by(N) {
             let mut acc = [[simd.splat(0.0); N]; PAIRS];
-            if goes_on {
+            if in_o {
                 for i in 0..PAIRS {
                     for j in 0..N / 2 {
                         let at = column / 2 + j;
@@ -440,7 +463,7 @@ impl Strip<'_> {
                     let both = halves(acc[i][2 * j], acc[i][2 * j + 1]);
                     for (row, sum) in (2 * i..rows).zip(both) {
                         let o = &mut lanes_mut::<Neon>(&mut o[row])[at];
-                        let before = if old && !goes_on {
+                        let before = if old && !in_o {
                             simd.load(o)
                         } else {
                             simd.splat(0.0)
