@@ -28,11 +28,7 @@
 //! # Ok::<(), amla_ascend::Fault>(())
 //! ```
 #![no_std]
-#![deny(
-    clippy::cast_possible_truncation,
-    clippy::cast_possible_wrap,
-    clippy::cast_sign_loss
-)]
+#![deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)]
 
 // Imports point left:
 //

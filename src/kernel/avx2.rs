@@ -221,7 +221,7 @@ impl Simd for Avx2 {
 }
 
 backend! {
-    Avx2, features: "avx2,fma,f16c";
+    Avx2, target_feature(enable = "avx2,fma,f16c");
     pack: scalar;
     c1: _ => 6 x 2;
     c2: 2;

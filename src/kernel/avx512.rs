@@ -22,7 +22,7 @@ use crate::problem::Precision;
 use crate::tile::{L0a, L0b, ORow, QPanel, RowState, STRIP, STile};
 
 backend! {
-    Zmm, features: "avx512bw,avx512dq,avx512vl";
+    Zmm, cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"));
     pack: zmm;
     c1: 0..=16 => 24 x 1, 17..=32 => 12 x 2, 33..=48 => 8 x 3, _ => 6 x 4;
     c2: 4;

@@ -1,20 +1,23 @@
-//! The choice of a backend: what the processor can run, and what a caller asks for.
+//! The choice of a backend: what the processor can run, and what a caller selects.
 
 #[cfg(all(
-    target_arch = "x86_64",
-    target_os = "linux",
+    any(
+        amla_emulated,
+        all(target_arch = "x86_64", target_feature = "sse2", target_os = "linux")
+    ),
     target_pointer_width = "64",
-    target_feature = "sse2",
     not(amla_tiles = "small")
 ))]
 use super::amx;
 #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
 use super::asimd;
+#[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
+use super::avx2;
 #[cfg(all(target_arch = "aarch64", target_feature = "neon", not(amla_tiles = "small")))]
 use super::neonbf16;
 use super::{Kernel, detect, portable};
-#[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
-use super::{avx2, avx512bf16, zmm};
+#[cfg(any(amla_emulated, all(target_arch = "x86_64", target_feature = "sse2")))]
+use super::{avx512bf16, zmm};
 use crate::bits::Increment;
 use crate::error::Error;
 
@@ -72,43 +75,64 @@ impl BackendId {
         Self::ALL.into_iter().find(|id| id.name() == name)
     }
 
-    /// Whether this processor runs an earlier one faster.
+    /// Whether this processor runs an earlier one faster, as it does where this one is emulated.
     fn outrun(self) -> bool {
-        #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
-        if self == Self::Avx512Bf16 {
-            return detect::slow_bf16_dots();
+        match self {
+            Self::Avx512 | Self::Avx512Bf16 | Self::Amx if cfg!(amla_emulated) => true,
+            #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
+            Self::Avx512Bf16 => detect::slow_bf16_dots(),
+            _ => false,
         }
-        false
     }
 
     fn available(self) -> bool {
+        struct Nothing;
+        impl Visitor for Nothing {
+            type Output = ();
+            fn visit<K: Kernel>(self, _: K) {}
+        }
+        self == Self::Portable || self.with(Nothing).is_ok()
+    }
+
+    /// Calls `visitor` with the backend's token, or returns it if this processor or build has none, and for the portable
+    /// backend, which has none.
+    fn with<V: Visitor>(self, visitor: V) -> Result<V::Output, V> {
         match self {
-            Self::Portable => true,
             #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
-            Self::Avx2 => avx2::Avx2::new().is_some(),
-            #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
-            Self::Avx512 => zmm::Zmm::new().is_some(),
-            #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
-            Self::Avx512Bf16 => avx512bf16::Avx512Bf16::new().is_some(),
+            Self::Avx2 => with_token(avx2::Avx2::new(), visitor),
+            #[cfg(any(amla_emulated, all(target_arch = "x86_64", target_feature = "sse2")))]
+            Self::Avx512 => with_token(zmm::Zmm::new(), visitor),
+            #[cfg(any(amla_emulated, all(target_arch = "x86_64", target_feature = "sse2")))]
+            Self::Avx512Bf16 => with_token(avx512bf16::Avx512Bf16::new(), visitor),
             #[cfg(all(
-                target_arch = "x86_64",
-                target_os = "linux",
+                any(
+                    amla_emulated,
+                    all(target_arch = "x86_64", target_feature = "sse2", target_os = "linux")
+                ),
                 target_pointer_width = "64",
-                target_feature = "sse2",
                 not(amla_tiles = "small")
             ))]
-            Self::Amx => amx::Amx::new().is_some(),
+            Self::Amx => with_token(amx::Amx::new(), visitor),
             #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
-            Self::Neon => true,
+            Self::Neon => Ok(visitor.visit(asimd::Neon::new())),
             #[cfg(all(
                 target_arch = "aarch64",
                 target_feature = "neon",
                 not(amla_tiles = "small")
             ))]
-            Self::NeonBf16 => neonbf16::NeonBf16::new().is_some(),
+            Self::NeonBf16 => with_token(neonbf16::NeonBf16::new(), visitor),
             // Another architecture's, or not in this build.
-            _ => false,
+            _ => Err(visitor),
         }
+    }
+}
+
+/// Calls `visitor` with the token, if there is one.
+#[allow(dead_code, reason = "for backends that not every build has")]
+fn with_token<K: Kernel, V: Visitor>(token: Option<K>, visitor: V) -> Result<V::Output, V> {
+    match token {
+        Some(kernel) => Ok(visitor.visit(kernel)),
+        None => Err(visitor),
     }
 }
 
@@ -153,22 +177,7 @@ impl Backend {
     ///
     /// [`sigaltstack`]: https://man7.org/linux/man-pages/man2/sigaltstack.2.html
     pub fn permit_amx() -> bool {
-        #[cfg(all(
-            target_arch = "x86_64",
-            target_os = "linux",
-            target_pointer_width = "64",
-            target_feature = "sse2",
-            not(amla_tiles = "small")
-        ))]
-        return detect::permit_amx();
-        #[cfg(not(all(
-            target_arch = "x86_64",
-            target_os = "linux",
-            target_pointer_width = "64",
-            target_feature = "sse2",
-            not(amla_tiles = "small")
-        )))]
-        false
+        detect::permit_amx()
     }
 
     /// Which one it is.
@@ -221,63 +230,22 @@ impl Backend {
     /// Calls `visitor` with the backend's token; the selection happens here,
     /// once per call of the library.
     pub(crate) fn with<V: Visitor>(self, visitor: V) -> V::Output {
-        #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
-        match self.0 {
-            #[cfg(not(amla_tiles = "small"))]
-            BackendId::NeonBf16 => {
-                if let Some(kernel) = neonbf16::NeonBf16::new() {
-                    return visitor.visit(kernel);
-                }
-            }
-            BackendId::Neon => return visitor.visit(asimd::Neon::new()),
-            _ => {}
-        }
-        #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
-        match self.0 {
-            #[cfg(all(
-                target_os = "linux",
-                target_pointer_width = "64",
-                not(amla_tiles = "small")
-            ))]
-            BackendId::Amx => {
-                if let Some(kernel) = amx::Amx::new() {
-                    return visitor.visit(kernel);
-                }
-            }
-            BackendId::Avx512Bf16 => {
-                if let Some(kernel) = avx512bf16::Avx512Bf16::new() {
-                    return visitor.visit(kernel);
-                }
-            }
-            BackendId::Avx512 => {
-                if let Some(kernel) = zmm::Zmm::new() {
-                    return visitor.visit(kernel);
-                }
-            }
-            BackendId::Avx2 => {
-                if let Some(kernel) = avx2::Avx2::new() {
-                    return visitor.visit(kernel);
-                }
-            }
-            _ => {}
-        }
         // A `Backend` of another kind only exists after detection; were that ever to change
         // its mind, the portable one is always right.
-        visitor.visit(portable::Portable)
+        self.0
+            .with(visitor)
+            .unwrap_or_else(|visitor| visitor.visit(portable::Portable))
     }
 
     /// The same as on another kind of core.
     #[cfg(test)]
-    #[cfg_attr(
-        not(all(target_arch = "x86_64", target_feature = "sse2")),
-        expect(unused_variables, reason = "for backends of x86-64")
-    )]
+    #[allow(unused_variables, reason = "for a backend that not every build has")]
     pub(crate) fn with_core<V: Visitor>(
         self,
         core: super::prefetch::Core,
         visitor: V,
     ) -> V::Output {
-        #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
+        #[cfg(any(amla_emulated, all(target_arch = "x86_64", target_feature = "sse2")))]
         if self.0 == BackendId::Avx512Bf16
             && let Some(kernel) = avx512bf16::Avx512Bf16::on(core)
         {

@@ -4,16 +4,46 @@
 
 #[cfg(all(target_arch = "aarch64", not(amla_tiles = "small")))]
 pub use aarch64::has_bf16;
+#[cfg(amla_emulated)]
+pub use emulated::{core, has_amx, has_avx512, has_avx512_bf16, permit_amx};
+#[cfg(all(not(amla_emulated), target_arch = "x86_64", target_feature = "sse2"))]
+pub use x86::{core, has_amx, has_avx512, has_avx512_bf16, permit_amx};
 #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
-pub use x86::{core, has_avx2, has_avx512, has_avx512_bf16, slow_bf16_dots};
-#[cfg(all(
-    target_arch = "x86_64",
-    target_os = "linux",
-    target_pointer_width = "64",
-    target_feature = "sse2",
-    not(amla_tiles = "small")
-))]
-pub use x86::{has_amx, permit_amx};
+pub use x86::{has_avx2, slow_bf16_dots};
+
+/// Of another architecture than the build's.
+#[cfg(not(any(amla_emulated, all(target_arch = "x86_64", target_feature = "sse2"))))]
+pub const fn permit_amx() -> bool {
+    false
+}
+
+/// As if there were all instructions, which are emulated (`src/kernel/emulated`).
+#[cfg(amla_emulated)]
+mod emulated {
+    use crate::kernel::prefetch::Core;
+
+    pub const fn has_avx512() -> bool {
+        true
+    }
+
+    pub const fn has_avx512_bf16() -> bool {
+        true
+    }
+
+    #[cfg_attr(amla_tiles = "small", allow(dead_code, reason = "for tiles that aren't small"))]
+    pub const fn has_amx() -> bool {
+        true
+    }
+
+    pub const fn permit_amx() -> bool {
+        cfg!(not(amla_tiles = "small"))
+    }
+
+    /// That of the core with the most kernels of its own.
+    pub const fn core() -> Core {
+        Core::Zen5
+    }
+}
 
 #[cfg(any(
     all(target_arch = "aarch64", not(amla_tiles = "small")),
@@ -44,10 +74,9 @@ mod cached {
 /// (Documentation/arch/x86/xstate.rst): without, the first instruction on a tile kills it.
 #[cfg(all(
     target_arch = "x86_64",
-    target_os = "linux",
-    target_pointer_width = "64",
     target_feature = "sse2",
-    not(amla_tiles = "small")
+    target_os = "linux",
+    target_pointer_width = "64"
 ))]
 mod tiles {
     use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -104,6 +133,22 @@ mod tiles {
     }
 }
 
+/// Of other systems it isn't known how a process may use tiles.
+#[cfg(all(
+    target_arch = "x86_64",
+    target_feature = "sse2",
+    not(all(target_os = "linux", target_pointer_width = "64"))
+))]
+mod tiles {
+    pub const fn permitted() -> bool {
+        false
+    }
+
+    pub const fn permit() -> bool {
+        false
+    }
+}
+
 #[cfg(all(target_arch = "aarch64", not(amla_tiles = "small")))]
 mod aarch64 {
     const BF16: u32 = 1;
@@ -142,6 +187,10 @@ mod aarch64 {
 }
 
 #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
+#[cfg_attr(
+    any(amla_emulated, amla_tiles = "small"),
+    allow(dead_code, reason = "what is emulated, or has no kernels")
+)]
 mod x86 {
     use core::arch::x86_64::{__cpuid_count, _xgetbv, CpuidResult};
 
@@ -172,15 +221,13 @@ mod x86 {
 
     /// AMX-TILE and AMX-BF16, with the operating system saving tiles and letting this process use them, and what
     /// [`has_avx512_bf16`] asks for.
-    #[cfg(all(target_os = "linux", target_pointer_width = "64", not(amla_tiles = "small")))]
     pub fn has_amx() -> bool {
         features() & AMX != 0 && super::tiles::permitted()
     }
 
     /// The same after asking the operating system to let this process.
-    #[cfg(all(target_os = "linux", target_pointer_width = "64", not(amla_tiles = "small")))]
     pub fn permit_amx() -> bool {
-        features() & AMX != 0 && super::tiles::permit()
+        cfg!(not(amla_tiles = "small")) && features() & AMX != 0 && super::tiles::permit()
     }
 
     /// Whether FP32 multiply-adds of 512 bits outrun BF16 dots of 512 bits: on Intel's
@@ -300,8 +347,8 @@ mod tests {
         let on_ymm = has!("avx2") && has!("fma") && has!("f16c");
         let on_zmm =
             on_ymm && has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl");
-        assert_eq!(super::has_avx2(), on_ymm);
-        assert_eq!(super::has_avx512(), on_zmm);
-        assert_eq!(super::has_avx512_bf16(), on_zmm && has!("avx512bf16"));
+        assert_eq!(super::x86::has_avx2(), on_ymm);
+        assert_eq!(super::x86::has_avx512(), on_zmm);
+        assert_eq!(super::x86::has_avx512_bf16(), on_zmm && has!("avx512bf16"));
     }
 }

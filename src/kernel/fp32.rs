@@ -598,10 +598,7 @@ pub fn prob(p: &L0a, k: usize, r: usize) -> f32 {
 }
 
 /// Puts it there.
-#[cfg_attr(
-    not(all(target_arch = "x86_64", target_feature = "sse2")),
-    allow(dead_code, reason = "for backends of other processors")
-)]
+#[allow(dead_code, reason = "for backends that not every build has")]
 pub fn put_prob(p: &mut L0a, k: usize, r: usize, prob: f32) {
     let (half, k) = (k / Skipped::TAIL, k % Skipped::TAIL);
     p.fp32_mut()[half][k / 2][1 - k % 2][r] = prob;
@@ -632,7 +629,7 @@ pub fn dot_loop<S: Simd, const CHAINS: usize>(simd: S, iterations: u64) -> u64 {
 /// C2, rows x `vectors`. Groups of up to `prefetching` rows prefetch keys to come in C1.
 macro_rules! backend {
     (
-        $token:ident $(, features: $features:literal)?;
+        $token:ident $(, $features:meta)?;
         pack: $pack:ident;
         c1: $($rows:pat => $keys:literal x $vectors:literal),*;
         c2: $columns:literal;
@@ -652,7 +649,7 @@ macro_rules! backend {
             }
 
             fn convert(self, row: &Row<'_>, out: &mut [bf16]) {
-                $(#[cfg_attr(not(amla_emulated), target_feature(enable = $features))])?
+                $(#[$features])?
                 fn run(simd: $token, row: &Row<'_>, out: &mut [bf16]) {
                     $pack::convert_row(simd, row, out);
                 }
@@ -667,7 +664,7 @@ macro_rules! backend {
                 _fused: bool,
                 panel: &mut QPanel,
             ) {
-                $(#[cfg_attr(not(amla_emulated), target_feature(enable = $features))])?
+                $(#[$features])?
                 fn run<const D_QK: usize>(
                     simd: $token,
                     rows: &[&[bf16]],
@@ -687,7 +684,7 @@ macro_rules! backend {
                 scratch: &mut L0b,
                 s: &mut STile,
             ) {
-                $(#[cfg_attr(not(amla_emulated), target_feature(enable = $features))])?
+                $(#[$features])?
                 fn run<const KEYS: usize, const VECTORS: usize, const STEP: usize>(
                     simd: $token,
                     call: &Qk<'_>,
@@ -711,7 +708,7 @@ macro_rules! backend {
             }
 
             fn softmax(self, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
-                $(#[cfg_attr(not(amla_emulated), target_feature(enable = $features))])?
+                $(#[$features])?
                 fn run(
                     simd: $token,
                     call: &Softmax<'_>,
@@ -736,7 +733,7 @@ macro_rules! backend {
                 scratch: &mut L0b,
                 o: &mut [ORow],
             ) -> Skipped {
-                $(#[cfg_attr(not(amla_emulated), target_feature(enable = $features))])?
+                $(#[$features])?
                 fn run(
                     simd: $token,
                     call: &Pv<'_>,
@@ -752,7 +749,7 @@ macro_rules! backend {
             }
 
             fn permute(self, _fused: bool, o: &mut [ORow], to: Columns) {
-                $(#[cfg_attr(not(amla_emulated), target_feature(enable = $features))])?
+                $(#[$features])?
                 fn run(simd: $token, o: &mut [ORow], to: Columns) {
                     fp32::permute(simd, o, to);
                 }
@@ -767,7 +764,7 @@ macro_rules! backend {
                 o: &mut [ORow],
                 store: impl FnMut(usize, &ORow),
             ) {
-                $(#[cfg_attr(not(amla_emulated), target_feature(enable = $features))])?
+                $(#[$features])?
                 fn run(
                     simd: $token,
                     call: &Epilogue<'_>,
@@ -782,7 +779,7 @@ macro_rules! backend {
             }
 
             fn rescale(self, xs: &mut [f32], increment: Increment) {
-                $(#[cfg_attr(not(amla_emulated), target_feature(enable = $features))])?
+                $(#[$features])?
                 fn run(simd: $token, xs: &mut [f32], increment: Increment) {
                     simd::rescale(simd, xs, increment);
                 }
@@ -791,7 +788,7 @@ macro_rules! backend {
             }
 
             fn dot_loop(self, iterations: u64) -> u64 {
-                $(#[cfg_attr(not(amla_emulated), target_feature(enable = $features))])?
+                $(#[$features])?
                 fn run(simd: $token, iterations: u64) -> u64 {
                     fp32::dot_loop::<_, $chains>(simd, iterations)
                 }

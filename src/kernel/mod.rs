@@ -13,6 +13,10 @@
 //! [`cycle`](Kernel::cycle) runs the stages of one cycle of the pipeline. With few rows a backend may
 //! run all three stages in one pass over a few keys at a time ([`fused`](Kernel::fused)).
 //! How to add a backend: `CONTRIBUTING.md`.
+#![cfg_attr(
+    amla_emulated,
+    allow(unused_unsafe, reason = "functions without `target_feature` are safe to call")
+)]
 
 mod backend;
 mod detect;
@@ -26,12 +30,20 @@ mod softmax;
 #[cfg(test)]
 mod tests;
 
+/// The instructions that `avx512`, `avx512bf16` and `amx` are written with.
+#[cfg(any(amla_emulated, all(target_arch = "x86_64", target_feature = "sse2")))]
+mod arch;
+/// Twins of these in plain Rust, for tests: under `--cfg amla_emulated` what `arch` has.
+#[cfg(any(amla_emulated, all(test, target_arch = "x86_64", target_feature = "sse2")))]
+mod emulated;
+
 // Linux is the only system whose permission for tiles is known. Small tiles are smaller than those.
 #[cfg(all(
-    target_arch = "x86_64",
-    target_os = "linux",
+    any(
+        amla_emulated,
+        all(target_arch = "x86_64", target_feature = "sse2", target_os = "linux")
+    ),
     target_pointer_width = "64",
-    target_feature = "sse2",
     not(amla_tiles = "small")
 ))]
 mod amx;
@@ -41,15 +53,15 @@ mod asimd;
 // compiler has no way to pass vectors there.
 #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
 mod avx2;
-#[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
+#[cfg(any(amla_emulated, all(target_arch = "x86_64", target_feature = "sse2")))]
 mod avx512;
-#[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
+#[cfg(any(amla_emulated, all(target_arch = "x86_64", target_feature = "sse2")))]
 mod avx512bf16;
 #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
 mod neon;
 #[cfg(all(target_arch = "aarch64", target_feature = "neon", not(amla_tiles = "small")))]
 mod neonbf16;
-#[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
+#[cfg(any(amla_emulated, all(target_arch = "x86_64", target_feature = "sse2")))]
 mod zmm;
 
 use core::ops::Range;
@@ -289,10 +301,7 @@ pub const FUSED_MULTIPLE: usize = 16;
 pub const FUSED_KEYS: usize = BLOCK_KEYS + 104;
 
 /// The operands of [`Kernel::fused`].
-#[cfg_attr(
-    not(all(target_arch = "x86_64", target_feature = "sse2")),
-    allow(dead_code, reason = "for backends of other processors")
-)]
+#[allow(dead_code, reason = "for backends that not every build has")]
 pub struct FusedBlock<'a, const D_QK: usize, const D_V: usize> {
     /// The queries, as [`Kernel::pack_q`] packs them for it.
     pub q: &'a QPanel,
@@ -319,10 +328,7 @@ pub struct FusedEnd {
 
 impl FusedEnd {
     /// All keys are done.
-    #[cfg_attr(
-        not(all(target_arch = "x86_64", target_feature = "sse2")),
-        allow(dead_code, reason = "for backends of other processors")
-    )]
+    #[allow(dead_code, reason = "for backends that not every build has")]
     pub const ALL: Self = Self {
         keys: 0..0,
         skipped: Skipped::NONE,

@@ -22,7 +22,7 @@ use crate::problem::Precision;
 use crate::tile::{L0a, L0b, ORow, QPanel, RowState, STRIP, STile};
 
 backend! {
-    Neon, features: "neon";
+    Neon, target_feature(enable = "neon");
     pack: scalar;
     c1: _ => 6 x 4;
     c2: 4;

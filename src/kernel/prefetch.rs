@@ -72,10 +72,7 @@ impl Hint {
 
 /// The kinds of core that differ in how they take prefetches and dots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(
-    not(all(target_arch = "x86_64", target_feature = "sse2")),
-    allow(dead_code, reason = "for backends of x86-64")
-)]
+#[allow(dead_code, reason = "for backends that not every build has")]
 pub enum Core {
     /// Two dots a cycle. Drops prefetches when its slots are taken; gains nothing by L2's.
     Zen5,
@@ -115,13 +112,7 @@ impl<'a> Spread<'a> {
     }
 
     /// Prefetches the lines of a step.
-    #[cfg_attr(
-        not(any(
-            all(target_arch = "x86_64", target_feature = "sse2"),
-            all(target_arch = "aarch64", target_feature = "neon", not(amla_tiles = "small"))
-        )),
-        allow(dead_code, reason = "for backends of other processors")
-    )]
+    #[allow(dead_code, reason = "for backends that not every build has")]
     #[inline(always)]
     pub fn step<S: Simd>(&mut self, simd: S, hint: Hint) {
         self.due += self.lines;
@@ -140,20 +131,22 @@ impl<'a> Spread<'a> {
 }
 
 #[cfg(all(
-    target_arch = "x86_64",
-    target_os = "linux",
+    any(
+        amla_emulated,
+        all(target_arch = "x86_64", target_feature = "sse2", target_os = "linux")
+    ),
     target_pointer_width = "64",
-    target_feature = "sse2",
     not(amla_tiles = "small")
 ))]
 pub use tiles::{TILE_LINES, TilePrefetch, TileRows};
 
 /// For AMX.
 #[cfg(all(
-    target_arch = "x86_64",
-    target_os = "linux",
+    any(
+        amla_emulated,
+        all(target_arch = "x86_64", target_feature = "sse2", target_os = "linux")
+    ),
     target_pointer_width = "64",
-    target_feature = "sse2",
     not(amla_tiles = "small")
 ))]
 mod tiles {

@@ -194,10 +194,7 @@ pub fn pairs<S: Simd>(row: &[u32]) -> &[S::Lanes] {
     bytemuck::cast_slice(row)
 }
 
-#[cfg_attr(
-    not(all(target_arch = "x86_64", target_feature = "sse2")),
-    allow(dead_code, reason = "for backends of other processors")
-)]
+#[allow(dead_code, reason = "for backends that not every build has")]
 /// The vectors of a row of pairs, to be written.
 #[inline(always)]
 pub fn pairs_mut<S: Simd>(row: &mut [u32]) -> &mut [S::Lanes] {

@@ -61,10 +61,7 @@ impl<S: Simd> StoreP<S> for StoreFp32 {
     }
 }
 
-#[cfg_attr(
-    not(all(target_arch = "x86_64", target_feature = "sse2")),
-    allow(dead_code, reason = "for backends of other processors")
-)]
+#[allow(dead_code, reason = "for backends that not every build has")]
 /// Pairs of BF16, by the processor's own instructions.
 pub trait RoundPairs<S: Simd>: Copy {
     /// Two keys' probabilities, rounded to nearest even, as pairs; NaN stays NaN.
@@ -79,10 +76,7 @@ pub trait RoundPairs<S: Simd>: Copy {
     }
 }
 
-#[cfg_attr(
-    not(all(target_arch = "x86_64", target_feature = "sse2")),
-    allow(dead_code, reason = "for backends of other processors")
-)]
+#[allow(dead_code, reason = "for backends that not every build has")]
 /// P in BF16. `RESIDUAL` is one over [`StoreP::RESIDUAL_SHARE`]; 0 makes P [weighted](StoreP::WEIGHTED).
 #[derive(Clone, Copy)]
 pub struct StoreBf16<R, const RESIDUAL: u32 = 0>(pub R);

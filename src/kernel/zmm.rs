@@ -7,7 +7,7 @@ pub mod follow;
 pub mod fused_rows;
 pub mod softmax_rows;
 
-use core::arch::x86_64::*;
+use crate::kernel::arch::*;
 
 use half::bf16;
 
@@ -62,7 +62,7 @@ impl Zmm {
         for acc in acc {
             // SAFETY: there is no instruction.
             unsafe {
-                core::arch::asm!(
+                asm!(
                     "/* {} */",
                     inout(zmm_reg) * acc,
                     options(nostack, preserves_flags)
@@ -131,7 +131,7 @@ impl Zmm {
         for x in x {
             // SAFETY: there is no instruction.
             unsafe {
-                core::arch::asm!(
+                asm!(
                     "/* {} */",
                     inout(zmm_reg) * x,
                     options(nostack, nomem, preserves_flags)

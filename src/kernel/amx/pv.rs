@@ -1,6 +1,6 @@
 //! C2 of panels: `O += P V`, strip by strip. L1d keeps a packed strip of V while all panels pass over it.
 
-use core::arch::x86_64::*;
+use crate::kernel::arch::*;
 
 use half::bf16;
 

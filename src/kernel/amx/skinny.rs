@@ -8,7 +8,7 @@
 //! Sums over a block's keys begin with zero, in memory that stays in L1d, and vectors add them to O: that puts columns in
 //! order, and leaves O alone where a value isn't finite.
 
-use core::arch::x86_64::*;
+use crate::kernel::arch::*;
 
 use half::bf16;
 

@@ -3,7 +3,7 @@
 //! The instructions are assembled, as their intrinsics aren't stable. A tile can't be an operand of `asm!`: what loads
 //! accumulators, multiplies, and stores them is one block, and no value stays in a tile between two.
 
-use core::arch::asm;
+use crate::kernel::arch::asm;
 use core::marker::PhantomData;
 
 use super::Amx;

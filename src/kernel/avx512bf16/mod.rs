@@ -24,7 +24,7 @@ mod pv;
 mod qk;
 mod skinny;
 
-use core::arch::x86_64::*;
+use crate::kernel::arch::*;
 
 use half::bf16;
 use p::Blocked;

@@ -1,0 +1,1 @@
+//! Each twin against its instruction.
