@@ -86,8 +86,12 @@ pub struct Tile<T, const R: usize, const C: usize>(pub [[T; C]; R]);
 pub type QPanel = Tile<u32, { MAX_D_QK / 2 }, PANEL_ROWS>;
 /// One packed strip of V: key pairs x columns.
 pub type VStrip = Tile<u32, BLOCK_PAIRS, STRIP>;
-/// Scores of one block and panel, transposed: keys x rows.
-pub type STile = Tile<f32, BLOCK_KEYS, PANEL_ROWS>;
+/// Scores of one block and panel, transposed: keys x rows; and the largest of each row over all keys, where a
+/// backend's C1 finds it for its V1.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+pub struct STile(pub [[f32; PANEL_ROWS]; BLOCK_KEYS], pub [f32; PANEL_ROWS]);
+
 /// Probabilities of one block and panel: key pairs x rows.
 pub type PTile = Tile<u32, BLOCK_PAIRS, PANEL_ROWS>;
 /// Half of the probabilities of one block and panel in FP32: key pairs x keys x rows.
@@ -237,7 +241,7 @@ impl Workspace {
                     }
                 }; _],
                 l0b: [Tile([[0.0; _]; _]); _],
-                l0c: [Tile([[0.0; _]; _]); _],
+                l0c: [STile([[0.0; _]; _], [0.0; _]); _],
                 ub: [RowState::ZERO; _],
             },
             kv: [[bf16::ZERO; _]; _],
@@ -272,7 +276,7 @@ const _: () = {
     assert!(align_of::<Workspace>() == 64);
     // No padding anywhere, so that the workspace is plain memory.
     assert!(size_of::<QPanel>() == 4 * MAX_D_QK / 2 * PANEL_ROWS);
-    assert!(size_of::<STile>() == 4 * BLOCK_KEYS * PANEL_ROWS);
+    assert!(size_of::<STile>() == 4 * (BLOCK_KEYS + 1) * PANEL_ROWS);
     assert!(size_of::<PTile>() == 4 * BLOCK_PAIRS * PANEL_ROWS);
     assert!(size_of::<Fp32Tile>() == 4 * ascend::BASE_K * FP32_ROWS);
     assert!(

@@ -716,7 +716,7 @@ macro_rules! backend {
                     p: &mut L0a,
                     state: &mut RowState,
                 ) {
-                    softmax::softmax(simd, softmax::StoreFp32, call, s, p, state, || ());
+                    softmax::softmax(simd, softmax::StoreFp32, call, None, s, p, state, || ());
                 }
                 // SAFETY: the token proves the features.
                 unsafe { run(self, call, s, p, state) }

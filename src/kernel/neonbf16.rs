@@ -302,6 +302,7 @@ fn softmax(kernel: NeonBf16, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: 
         kernel.simd,
         StoreBf16::<NeonBf16>(kernel),
         call,
+        None,
         s,
         p,
         state,

@@ -112,6 +112,15 @@ pub trait Simd: Copy {
         self.select(flushed, rest, scaled)
     }
 
+    /// [`exp2`](Self::exp2) of each, step by step where the compiler would compute one after the other.
+    #[inline(always)]
+    fn exp2_each<const N: usize>(self, mut t: [Self::F32; N]) -> [Self::F32; N] {
+        for i in 0..N {
+            t[i] = self.exp2(t[i]);
+        }
+        t
+    }
+
     /// [`softmax::advance`] of all rows.
     #[inline(always)]
     fn advance(

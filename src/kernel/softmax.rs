@@ -118,19 +118,24 @@ impl<S: Simd, R: RoundPairs<S>, const RESIDUAL: u32> StoreP<S> for StoreBf16<R, 
     }
 }
 
-/// [`super::Kernel::softmax`], with `beside` after each pair and vector.
+/// [`super::Kernel::softmax`], with `beside` after each pair and vector. `max` has the largest scores if C1
+/// found them.
 #[inline(always)]
 pub fn softmax<S: Simd, T: StoreP<S>>(
     simd: S,
     to: T,
     call: &Softmax<'_>,
+    max: Option<&Maxima>,
     s: &STile,
     p: &mut L0a,
     state: &mut RowState,
     mut beside: impl FnMut(),
 ) {
     let vectors = call.rows.div_ceil(S::LANES);
-    let max = block_maxima(simd, call, s);
+    let max = match (max, call.mask) {
+        (Some(max), None) => *max,
+        _ => block_maxima(simd, call, s),
+    };
     let bases = simd.advance(call, &max, state, &mut p.increment);
     let mut largest = Largest {
         p: [0.0; PANEL_ROWS],
@@ -217,6 +222,9 @@ fn block_max<S: Simd, const MASKED: bool>(
     simd.max(simd.max(a, b), simd.max(c, d))
 }
 
+/// Keys whose exponentials are computed side by side, so that latency doesn't limit.
+const KEYS: usize = 4;
+
 /// A vector of the panel's rows.
 struct Vector<'a, S, T> {
     simd: S,
@@ -259,42 +267,44 @@ impl<S: Simd, T: StoreP<S>> Vector<'_, S, T> {
             [offset, weight] = weights(simd, offset);
             simd.store(weight, &mut lanes_mut::<S>(&mut p.weights)[v]);
         }
-        let (mut sums, mut key) = ([zero; 2], zero);
+        let (mut sums, mut last) = ([zero; 2], zero);
         let mut stored = exact.then_some(zero);
         let one = simd.splat(1.0);
         let mut index = zero;
-        for (pair, s) in s.0.as_chunks::<2>().0[..call.keys.div_ceil(2)]
-            .iter()
-            .enumerate()
-        {
-            let mut prob = [zero; 2];
-            let mut below = [zero; 2];
-            for i in 0..2 {
+        let groups = s.0.as_chunks::<KEYS>().0[..call.keys.div_ceil(KEYS)].iter();
+        for (group, s) in groups.enumerate() {
+            let (mut below, mut t) = ([zero; KEYS], [zero; KEYS]);
+            for i in 0..KEYS {
                 below[i] = simd.sub(simd.load(&lanes::<S>(&s[i])[v]), max);
-                prob[i] = simd.exp2(simd.mul_add(below[i], scale, offset));
+                t[i] = simd.mul_add(below[i], scale, offset);
+            }
+            let mut prob = simd.exp2_each(t);
+            for i in 0..KEYS {
+                let key = KEYS * group + i;
                 if MASKED {
-                    let seen = simd.mask_of(mask[2 * pair + i], v);
+                    let seen = simd.mask_of(mask[key], v);
                     prob[i] = simd.select(seen, prob[i], zero);
                     below[i] = simd.select(seen, below[i], lowest);
                 }
-            }
-            if 2 * pair + 1 == call.keys {
-                // Behind the last key is what an earlier block left.
-                prob[1] = zero;
-                below[1] = lowest;
-            }
-            for i in 0..2 {
+                if key >= call.keys {
+                    // Behind the last key are an earlier block's scores.
+                    prob[i] = zero;
+                    below[i] = lowest;
+                }
                 if tracked {
-                    key = simd.select(simd.not_ge(below[i], zero), key, index);
+                    last = simd.select(simd.not_ge(below[i], zero), last, index);
                     index = simd.add(index, one);
                 }
-                sums[i] = simd.add(sums[i], prob[i]);
+                sums[i % 2] = simd.add(sums[i % 2], prob[i]);
                 if !exact {
                     prob[i] = simd.mul(prob[i], factor);
                 }
             }
-            stored = to.store::<LOW>(simd, prob, p, [pair, v], stored);
-            beside();
+            for i in 0..KEYS / 2 {
+                let (pair, prob) = (KEYS / 2 * group + i, [prob[2 * i], prob[2 * i + 1]]);
+                stored = to.store::<LOW>(simd, prob, p, [pair, v], stored);
+                beside();
+            }
         }
         let sum = simd.add(sums[0], sums[1]);
         let stored = match stored {
@@ -314,7 +324,7 @@ impl<S: Simd, T: StoreP<S>> Vector<'_, S, T> {
         }
         if tracked {
             simd.store(simd.exp2(offset), &mut lanes_mut::<S>(&mut largest.p)[v]);
-            simd.store(key, &mut lanes_mut::<S>(&mut largest.key)[v]);
+            simd.store(last, &mut lanes_mut::<S>(&mut largest.key)[v]);
         }
     }
 }

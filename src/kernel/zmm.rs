@@ -85,32 +85,6 @@ impl Zmm {
         unsafe { _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(a, b) }
     }
 
-    /// [`Simd::exp2`] of each, step by step: the compiler would put one's multiply-adds, which wait for each other, in a row.
-    #[inline(always)]
-    pub fn exp2_each<const N: usize>(self, t: [__m512; N]) -> [__m512; N] {
-        let (mut r, mut j, mut normal) = (t, t, [0; N]);
-        for i in 0..N {
-            normal[i] = self.not_below(t[i], self.splat(EXP2_MIN));
-            j[i] = self.round(t[i]);
-        }
-        self.in_order(&mut j);
-        for i in 0..N {
-            r[i] = self.sub(t[i], j[i]);
-        }
-        self.in_order(&mut r);
-        let mut y = [self.splat(EXP2[4]); N];
-        for c in [EXP2[3], EXP2[2], EXP2[1], EXP2[0], 1.0] {
-            for i in 0..N {
-                y[i] = self.mul_add(y[i], r[i], self.splat(c));
-            }
-            self.in_order(&mut y);
-        }
-        for i in 0..N {
-            y[i] = self.scale(normal[i], y[i], j[i]);
-        }
-        y
-    }
-
     /// `x` times `2^j` where the mask holds, 0 elsewhere.
     #[inline(always)]
     fn scale(self, mask: __mmask16, x: __m512, j: __m512) -> __m512 {
@@ -349,6 +323,32 @@ impl Simd for Zmm {
     ) -> Bases {
         // SAFETY: the token proves the features.
         unsafe { follow::panel(self, call, max, state, increment) }
+    }
+
+    /// Otherwise the compiler would put one's multiply-adds, which wait for each other, in a row.
+    #[inline(always)]
+    fn exp2_each<const N: usize>(self, t: [__m512; N]) -> [__m512; N] {
+        let (mut r, mut j, mut normal) = (t, t, [0; N]);
+        for i in 0..N {
+            normal[i] = self.not_below(t[i], self.splat(EXP2_MIN));
+            j[i] = self.round(t[i]);
+        }
+        self.in_order(&mut j);
+        for i in 0..N {
+            r[i] = self.sub(t[i], j[i]);
+        }
+        self.in_order(&mut r);
+        let mut y = [self.splat(EXP2[4]); N];
+        for c in [EXP2[3], EXP2[2], EXP2[1], EXP2[0], 1.0] {
+            for i in 0..N {
+                y[i] = self.mul_add(y[i], r[i], self.splat(c));
+            }
+            self.in_order(&mut y);
+        }
+        for i in 0..N {
+            y[i] = self.scale(normal[i], y[i], j[i]);
+        }
+        y
     }
 
     #[inline(always)]

@@ -177,6 +177,7 @@ fn softmax(kernel: Amx, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut 
         kernel.zmm,
         StoreBf16::<_, RESIDUAL>(kernel.dots),
         call,
+        None,
         s,
         p,
         state,

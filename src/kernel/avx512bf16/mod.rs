@@ -206,7 +206,9 @@ impl Kernel for Avx512Bf16 {
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn softmax(kernel: Avx512Bf16, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
     let to = StoreBf16::<Blocked>(Blocked(kernel.dots));
-    softmax::softmax(kernel.zmm, to, call, s, p, state, || ());
+    // C1 of skinny panels doesn't find the largest scores.
+    let max = (call.rows > skinny::C1_ROWS).then_some(&s.1);
+    softmax::softmax(kernel.zmm, to, call, max, s, p, state, || ());
 }
 
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]

@@ -6,6 +6,7 @@
 
 use super::*;
 use crate::kernel::prefetch::{Hint, Spread};
+use crate::kernel::softmax::Maxima;
 use crate::tile::ascend;
 
 /// Feature pairs of one visit to the Q panel.
@@ -32,8 +33,10 @@ pub(super) fn qk<const KEYS: usize, const VECS: usize, const GROUP: usize>(
     // The column and the group that are prefetched.
     let (mut column, mut next) = (0, 2);
     let mut far = Spread::of(call.prefetch, groups.len() * q.chunks(PAIRS_K).len() * 3);
+    let STile(scores, max) = s;
+    *max = [f32::NEG_INFINITY; _];
     for (chunk, q) in q.chunks(PAIRS_K).enumerate() {
-        for (group, s) in groups.iter().zip(s.0.as_chunks_mut().0) {
+        for (group, s) in groups.iter().zip(scores.as_chunks_mut().0) {
             while next >= groups.len() {
                 next -= groups.len();
                 column += 2 * PAIRS_K;
@@ -46,7 +49,8 @@ pub(super) fn qk<const KEYS: usize, const VECS: usize, const GROUP: usize>(
                 next_column: column,
             };
             next += 1;
-            tile.qk::<VECS, GROUP>(q, &mut far, s);
+            let max = (2 * (PAIRS_K * chunk + q.len()) == d_qk).then_some(&mut *max);
+            tile.qk::<VECS, GROUP>(q, &mut far, s, max);
         }
     }
 }
@@ -71,6 +75,8 @@ impl<const KEYS: usize> KeyTile<'_, KEYS> {
     /// Over the last pairs `GROUP` keys go first, then as many others: scores of the former are added up and
     /// written beside products of the latter, where all at once they would hold the next tile's up. A core that does
     /// two dots a cycle needs more of them at once than that leaves.
+    ///
+    /// With the last chunk the sums are the scores, and `max` takes the largest of each row.
     #[inline]
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn qk<const VECS: usize, const GROUP: usize>(
@@ -78,6 +84,7 @@ impl<const KEYS: usize> KeyTile<'_, KEYS> {
         q: &[[u32; PANEL_ROWS]],
         far: &mut Spread<'_>,
         s: &mut [[f32; PANEL_ROWS]; KEYS],
+        mut max: Option<&mut Maxima>,
     ) {
         const { assert!(KEYS.is_multiple_of(GROUP) && KEYS <= 3 * GROUP) };
         let mut acc = [[_mm512_setzero_ps(); VECS]; KEYS];
@@ -96,12 +103,12 @@ impl<const KEYS: usize> KeyTile<'_, KEYS> {
         // The line that the chunk ends in, where it doesn't begin with one.
         self.prefetch(2 * PAIRS_K - 1);
         let column = self.column + 2 * most.len();
-        self.end::<VECS, GROUP, 0>(last, column, &acc, s);
+        self.end::<VECS, GROUP, 0>(last, column, &acc, s, max.as_deref_mut());
         if KEYS > GROUP {
-            self.end::<VECS, GROUP, 1>(last, column, &acc, s);
+            self.end::<VECS, GROUP, 1>(last, column, &acc, s, max.as_deref_mut());
         }
         if KEYS > 2 * GROUP {
-            self.end::<VECS, GROUP, 2>(last, column, &acc, s);
+            self.end::<VECS, GROUP, 2>(last, column, &acc, s, max);
         }
     }
 
@@ -115,6 +122,7 @@ impl<const KEYS: usize> KeyTile<'_, KEYS> {
         column: usize,
         all: &[[__m512; VECS]; KEYS],
         s: &mut [[f32; PANEL_ROWS]; KEYS],
+        max: Option<&mut Maxima>,
     ) {
         let mut acc = [[_mm512_setzero_ps(); VECS]; GROUP];
         for i in 0..GROUP {
@@ -132,6 +140,16 @@ impl<const KEYS: usize> KeyTile<'_, KEYS> {
         for (acc, s) in acc.iter().zip(s) {
             for (&acc, s) in acc.iter().zip(s.as_chunks_mut().0) {
                 store(s, acc);
+            }
+        }
+        if let Some(max) = max {
+            for (v, max) in max.as_chunks_mut().0.iter_mut().take(VECS).enumerate() {
+                let mut largest = load(max);
+                for acc in &acc {
+                    // The second where the first is NaN.
+                    largest = _mm512_max_ps(acc[v], largest);
+                }
+                store(max, largest);
             }
         }
     }
