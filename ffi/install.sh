@@ -32,7 +32,7 @@ esac
 ffi=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$ffi/Cargo.toml" | head -1)
 # Cargo says where it put the two, whatever its settings are.
-built=$(cargo build --release --manifest-path "$ffi/Cargo.toml" ${target:+--target "$target"} \
+built=$(cargo build --profile dist --manifest-path "$ffi/Cargo.toml" ${target:+--target "$target"} \
   --message-format json-render-diagnostics | tr ',[]' '\n' | sed -n 's,^"\(.*/libamla\.\(a\|so\)\)"$,\1,p')
 archive=$(grep '\.a$' <<<"$built") || { echo "cargo built no libamla.a" >&2; exit 1; }
 shared=$(grep '\.so$' <<<"$built") || echo "no shared library for this target"

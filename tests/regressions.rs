@@ -1,12 +1,10 @@
 //! The fuzz targets (`fuzz/`) without a fuzzer: their seeds, and every input that once failed, by
-//! name. `c_abi`'s are in `ffi/tests/abi.rs`.
+//! name. `c_abi`'s are in `ffi/tests/abi.rs`, `safetensors`' in `examples/tests/regressions.rs`.
 #![allow(dead_code, reason = "what is shared has more than is used")]
 
 // What the targets do, as `fuzz/src/lib.rs` has it.
 #[path = "../fuzz/src/bf16_round.rs"]
 mod bf16_round;
-#[path = "../examples/decode/case.rs"]
-mod case;
 mod common;
 #[path = "common/corpus.rs"]
 mod corpus;
@@ -16,34 +14,22 @@ mod decode;
 mod draw;
 #[path = "../fuzz/src/exact.rs"]
 mod exact;
-#[path = "../examples/decode/file.rs"]
-mod file;
 #[path = "../fuzz/src/formats.rs"]
 mod formats;
 #[path = "common/hosts.rs"]
 mod hosts;
-#[path = "../examples/decode/layout.rs"]
-mod layout;
 #[path = "../fuzz/src/merge.rs"]
 mod merge;
 #[path = "../fuzz/src/plan.rs"]
 mod plan;
 #[path = "common/promise.rs"]
 mod promise;
-#[path = "../fuzz/src/safetensors.rs"]
-mod read;
 #[path = "../fuzz/src/rescale_bits.rs"]
 mod rescale_bits;
 #[path = "../fuzz/src/rows.rs"]
 mod rows;
 #[path = "../fuzz/src/schedule.rs"]
 mod schedule;
-#[path = "../examples/decode/sparse.rs"]
-mod sparse;
-#[path = "../examples/decode/stored.rs"]
-mod stored;
-#[path = "../examples/decode/tensors.rs"]
-mod tensors;
 
 macro_rules! seeds {
     ($($name:ident $target:literal $run:path;)*) => {$(
@@ -62,7 +48,6 @@ seeds! {
     schedule_seeds "schedule" schedule::run;
     merge_seeds "merge" merge::run;
     formats_seeds "formats" formats::run;
-    safetensors_seeds "safetensors" read::run;
 }
 
 /// A row without a key is 0, whatever its head's sink: it took a NaN over.

@@ -1,4 +1,4 @@
-//! The bars that the figures must clear, each with what was measured.
+//! Upper bounds on errors, each beside the measured error.
 
 use std::fmt::Write;
 
@@ -14,7 +14,7 @@ const MUCH_BETTER: f64 = 0.7;
 
 const BASE: Run = Run::new(Method::Base, Engine::Reference, Bf16);
 
-/// A bar and what was measured against it.
+/// An upper bound, and the measured figures.
 struct Bar {
     what: String,
     /// The figure of each column that the bar is about.

@@ -4,14 +4,15 @@ use amla::reference::{self, Blocks};
 use amla::{
     Backend, BackendId, Elements, Error, Options, Output, Precision, Problem, Rescale, Workspace,
 };
+use amla_examples::cli::precision_name;
+use amla_examples::metrics;
+use amla_examples::progress::Progress;
 use half::bf16;
-use indicatif::{ProgressBar, ProgressStyle};
 use rayon::ThreadPoolBuilder;
 use rayon::prelude::*;
 
 use crate::cli::Cli;
 use crate::inputs::{D_V, DISTRIBUTIONS, Distribution, Sample};
-use crate::metrics;
 
 /// Query heads that one task of a scalar reference computes.
 const SLICE: usize = 16;
@@ -51,7 +52,7 @@ impl Method {
     }
 }
 
-/// What carries a computation out.
+/// The code that computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
     /// Scalar code beside the paper.
@@ -127,10 +128,7 @@ impl Run {
 
     /// The name of its precision in JSON.
     pub const fn precision_name(&self) -> &'static str {
-        match self.precision {
-            Precision::Bf16 => "bf16",
-            Precision::Bf16x2 => "bf16x2",
-        }
+        precision_name(self.precision)
     }
 }
 
@@ -166,7 +164,7 @@ impl Score {
     }
 }
 
-/// What was found under one distribution.
+/// The errors under one distribution.
 pub struct Column {
     pub distribution: &'static Distribution,
     measured: Measured,
@@ -179,13 +177,13 @@ impl Column {
         self.measured.scores[index.expect("a run of the experiment")][format as usize]
     }
 
-    /// The error of Golden itself once rounded to BF16: nobody's is smaller.
+    /// The error of Golden itself once rounded to BF16, a lower bound on all others.
     pub fn rounding(&self) -> Score {
         self.measured.rounding
     }
 }
 
-/// The scores of one sample, or of many together.
+/// The scores of one sample, or their means over many.
 struct Measured {
     /// Of each of the [`RUNS`], in each [`Format`].
     scores: [[Score; 2]; RUNS.len()],
@@ -206,7 +204,7 @@ impl Measured {
     }
 }
 
-/// What to measure, and under which conditions.
+/// The conditions of a measurement.
 pub struct Experiment {
     pub samples: usize,
     pub rows: usize,
@@ -242,11 +240,10 @@ impl Experiment {
         }
     }
 
-    /// Measures everything, on `threads` threads or one per core. The result
-    /// doesn't depend on how many they are.
-    pub fn run(&self, threads: Option<usize>) -> Result<Vec<Column>, String> {
+    /// Measures all distributions on `threads` threads. The result doesn't depend on their number.
+    pub fn run(&self, threads: usize) -> Result<Vec<Column>, String> {
         let pool = ThreadPoolBuilder::new()
-            .num_threads(threads.unwrap_or(0))
+            .num_threads(threads)
             .build()
             .map_err(|error| error.to_string())?;
         let tasks: Vec<_> = self
@@ -254,10 +251,7 @@ impl Experiment {
             .iter()
             .flat_map(|&distribution| (0..self.samples).map(move |index| (distribution, index)))
             .collect();
-        // Hidden by itself where stderr is no terminal.
-        let progress = ProgressBar::new((tasks.len() * RUNS.len()) as u64);
-        let style = "{bar:40} {percent}%, {elapsed} of {duration}";
-        progress.set_style(ProgressStyle::with_template(style).expect("a fixed template"));
+        let progress = Progress::new("accuracy", tasks.len() * RUNS.len(), true);
 
         let measured: Vec<Measured> = pool
             .install(|| {
@@ -268,7 +262,6 @@ impl Experiment {
                     .collect::<Result<_, Error>>()
             })
             .map_err(|error| error.to_string())?;
-        progress.finish_and_clear();
 
         let columns = self.distributions.iter().zip(measured.chunks(self.samples));
         Ok(columns
@@ -284,9 +277,9 @@ impl Experiment {
         &self,
         distribution: &Distribution,
         index: usize,
-        progress: &ProgressBar,
+        progress: &Progress,
     ) -> Result<Measured, Error> {
-        let index = u32::try_from(index).expect("few samples");
+        let index = u32::try_from(index).expect("at most a million samples");
         let sample = Sample::draw(distribution, index, self.seed, self.rows, self.context);
         let golden = self.by_slices(&sample, reference::golden)?;
         let score = |o: &[f32]| Score::of(o, &golden);
@@ -297,7 +290,7 @@ impl Experiment {
             .zip(RUNS)
             .try_for_each(|([bf16, f32], run)| {
                 match run.engine {
-                    // It knows FP32 alone.
+                    // Its output is FP32; BF16 is rounded from it.
                     Engine::Reference => {
                         let o = self.reference(&run, &sample)?;
                         *bf16 = score(&rounded(&o));
@@ -309,7 +302,7 @@ impl Experiment {
                         *f32 = score(&self.kernel(&run, &problem, Format::F32)?);
                     }
                 }
-                progress.inc(1);
+                progress.step();
                 Ok(())
             })?;
         let rounding: Vec<_> = golden.iter().map(|&o| bf16::from_f64(o).to_f32()).collect();
@@ -322,7 +315,7 @@ impl Experiment {
     /// A reference's output.
     fn reference(&self, run: &Run, sample: &Sample) -> Result<Vec<f32>, Error> {
         let unsplit = Blocks::from(self.block_n);
-        // What the kernel is compared with cuts the keys as the kernel does.
+        // References for the kernel have the kernel's KV splits.
         let blocks = if unsplit.keys == Blocks::KERNEL.keys {
             Blocks::KERNEL
         } else {
@@ -342,7 +335,7 @@ impl Experiment {
         })
     }
 
-    /// What `compute` writes to its outputs, a few heads at a time in parallel.
+    /// The output of `compute`, in parallel over slices of the heads.
     fn by_slices<T: Copy + Default + Send>(
         &self,
         sample: &Sample,
@@ -360,7 +353,7 @@ impl Experiment {
         Ok(o)
     }
 
-    /// The kernel's output, widened to FP32 where the format is BF16.
+    /// The kernel's output, converted to FP32 if the format is BF16.
     fn kernel(&self, run: &Run, problem: &Problem<'_>, format: Format) -> Result<Vec<f32>, Error> {
         let options = Options {
             backend: self.backend,

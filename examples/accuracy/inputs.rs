@@ -1,4 +1,4 @@
-//! The twelve distributions, what the paper measured under them, and samples.
+//! The twelve distributions, the paper's figures under them, and samples.
 
 use std::ops::Range;
 
@@ -32,7 +32,7 @@ pub struct Distribution {
     pub paper_base: f64,
     /// The paper's figure for AMLA.
     pub paper_amla: f64,
-    /// How far, as a fraction, our Base may lie from the paper's.
+    /// The largest valid relative difference of our Base from the paper's.
     pub base_tolerance: Option<f64>,
 }
 
@@ -100,9 +100,8 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Sample `index` of `distribution`. It has a random stream of its own, so
-    /// it doesn't depend on what else is drawn, nor on which thread; and its
-    /// cache doesn't depend on the number of rows.
+    /// Sample `index` of `distribution`. Its random stream is its own, so it doesn't depend on other
+    /// samples, nor on the thread. Its cache doesn't depend on the number of rows.
     pub fn draw(
         distribution: &Distribution,
         index: u32,
@@ -126,7 +125,7 @@ impl Sample {
         }
     }
 
-    /// The problem as a whole.
+    /// The problem.
     pub fn problem(&self) -> Problem<'_> {
         self.slice(0..self.rows)
     }

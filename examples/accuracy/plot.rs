@@ -48,7 +48,7 @@ impl Series {
             (Source::Paper(figure), Format::Bf16) => figure(column.distribution),
             (Source::Paper(_), Format::F32) => return None,
         };
-        // A logarithmic axis has a place for nothing else.
+        // A logarithmic axis shows nothing else.
         (value.is_finite() && value > 0.0).then_some(value)
     }
 }
@@ -96,7 +96,7 @@ fn series(experiment: &Experiment) -> Vec<Series> {
     ]
 }
 
-/// The whole SVG.
+/// The SVG.
 pub fn draw(experiment: &Experiment, columns: &[Column]) -> Drawn<String> {
     let mut svg = String::new();
     {
@@ -196,8 +196,8 @@ fn draw_panel(
         .draw()
         .map_err(text)?;
     let width = STEP * (series.len() as i32 - 1);
-    for (place, series) in series.iter().enumerate() {
-        let dx = STEP * place as i32 - width / 2;
+    for (index, series) in series.iter().enumerate() {
+        let dx = STEP * index as i32 - width / 2;
         for (index, column) in columns.iter().enumerate() {
             if let Some(value) = series.value(column, format) {
                 let (x, y) = chart.backend_coord(&(SegmentValue::CenterOf(index), value));

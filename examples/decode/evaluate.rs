@@ -1,19 +1,21 @@
-//! How well and how fast a case is computed.
+//! Errors and speed of a case.
 
 use std::borrow::Cow;
 use std::time::Duration;
 
 use amla::{Elements, Error, Output};
 
-use crate::case::Case;
-use crate::engine::{Engine, output_shape};
-use crate::reference;
-use crate::report::{Record, relative_error, worst_error};
+use amla_examples::engine::{Engine, output_shape};
+use amla_examples::metrics::{relative_frobenius, worst};
+use amla_examples::problem::Case;
 
-/// For how long each problem's speed is measured.
+use crate::reference;
+use crate::report::Record;
+
+/// Time to measure each problem's speed.
 const BUDGET: Duration = Duration::from_millis(500);
 
-/// What results are compared with.
+/// The results that a case should have.
 pub struct Truth<'a> {
     name: &'static str,
     o: Cow<'a, [f64]>,
@@ -22,7 +24,7 @@ pub struct Truth<'a> {
 }
 
 impl<'a> Truth<'a> {
-    /// What the case expects, or else Golden.
+    /// The case's expected values, or else Golden.
     ///
     /// # Errors
     /// The problem is malformed.
@@ -37,7 +39,7 @@ impl<'a> Truth<'a> {
         Ok(Self {
             name,
             lse: case.expected_lse.as_ref().map(Cow::from).or(golden_lse),
-            base_error: relative_error(&reference::base(case)?, &o),
+            base_error: relative_frobenius(&reference::base(case)?, &o),
             o,
         })
     }
@@ -62,15 +64,22 @@ pub fn evaluate<'a>(
         options: engine.options,
         threads: engine.threads(),
         reference: truth.name,
-        error: relative_error(&o, &truth.o),
+        error: relative_frobenius(&o, &truth.o),
         base_error: truth.base_error,
-        worst: worst_error(&o, &truth.o),
-        lse_error: truth.lse.as_ref().map(|truth| worst_error(&lse, truth)),
+        worst: worst(&o, &truth.o),
+        lse_error: truth.lse.as_ref().map(|truth| worst(&lse, truth)),
+        largest_lse: truth.lse.as_ref().map_or(0.0, |truth| largest(truth)),
         measured: engine.measure(&case.problem(), case.flop(), BUDGET)?,
     })
 }
 
-/// `o` and `lse`, laid out as what the case expects.
+/// The largest magnitude of a finite element.
+fn largest(values: &[f64]) -> f64 {
+    let finite = values.iter().filter(|x| x.is_finite());
+    finite.fold(0.0, |largest, x| x.abs().max(largest))
+}
+
+/// `o` and `lse` in the layout of the case's expected values.
 ///
 /// # Errors
 /// The problem is malformed.

@@ -1,42 +1,33 @@
-//! Computes MLA decode problems and says how well and how fast.
+//! Computes MLA decode problems; prints errors and speed.
 
-use std::fmt::Display;
-use std::io::{self, ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::thread::available_parallelism;
 
-use amla::{Backend, BackendId, Options, Plan, Precision, Rescale, Shape};
+use amla::{Options, Plan, Precision, Rescale, Shape};
+use amla_examples::cli::{self, Processor};
+use amla_examples::engine::Engine;
+use amla_examples::output::{print, tell};
+use amla_examples::problem::{self, Case};
 use clap::Parser;
-use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
+use clap::builder::RangedU64ValueParser;
 use half::bf16;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 
-mod case;
-#[path = "../common/engine.rs"]
-mod engine;
 mod evaluate;
-mod file;
-mod layout;
 mod reference;
 mod report;
-mod sparse;
-mod stored;
-mod tensors;
 
-use case::Case;
-use engine::Engine;
 use evaluate::{Truth, evaluate, solve};
 
 /// Real activations; see `examples/data/README.md`.
 const BUNDLED: &[u8] = include_bytes!("../data/minilm_l2_512.safetensors");
 
 const ABOUT: &str = "\
-Computes MLA decode problems with AMLA, and says how well and how fast.
+Computes MLA decode problems with AMLA; prints errors and speed.
 
-Without FILE: real activations that come with the example, and a problem of DeepSeek-V3's shape
+Without FILE: real activations, which the program contains, and a problem of DeepSeek-V3's shape
 (128 heads, 4096 keys, 576/512 wide, 1 and 2 query positions, seeded normal values).";
 
 const FILE_HELP: &str = "\
@@ -49,21 +40,21 @@ and optionally
   q_nope, q_rope   rows         instead of q, its first d_v columns and the others
   ckv, k_rope      rows         instead of kv, its first d_v columns and the others
   v                rows         [b, s_k, d_v] or [b, s_k, h_kv, d_v], as kv is
-  q_indptr         I32          [b + 1], where each request's queries begin; tensors of queries are
-                                then [tokens, ...], not [b, s_q, ...]
-  kv_indptr        I32          [b + 1], where each request's keys begin; tensors of keys are then
+  q_indptr         I32          [b + 1], offsets of each request's queries; tensors of queries are then
+                                [tokens, ...], not [b, s_q, ...]
+  kv_indptr        I32          [b + 1], offsets of each request's keys; tensors of keys are then
                                 [tokens, ...], not [b, s_k, ...]
   block_table      I32          [b, max_blocks], the pages that hold each request's keys; tensors of
                                 keys are then [pages, page_size, ...]
-  cache_seqlens    I32          [b], valid keys of each request; all that there is room for if absent
+  cache_seqlens    I32          [b], valid keys of each request; default: s_k, or a full table of pages
   tail_mask        BOOL or U8   [b, s_q, tail], which of a request's last keys each query sees
   sink             F32          [h_q], each head's attention sink
-  indices          I32          [b, s_q, topk], sparse attention: the keys that each query sees, by
-                                their places. kv is then [pages, page_size, ...], whoever the pages
-                                belong to, and a place is page * page_size + key in the page; with
-                                kv_indptr it is the key's number within its request. Places that are
-                                negative or beyond the cache are skipped
-  topk_length      I32          [b], how many of each query's places count; all of them if absent
+  indices          I32          [b, s_q, topk], sparse attention: the indices of the keys that each
+                                query sees. kv is then [pages, page_size, ...], of any request, and an
+                                index is page * page_size + slot in the page; with kv_indptr it counts
+                                keys within the request. Indices that are negative or beyond the cache
+                                are skipped
+  topk_length      I32          [b], the number of valid indices of each query; default: topk
   extra_kv         rows         [pages, page_size, d_qk] or [pages, page_size, h_kv, d_qk], a second
                                 cache for sparse attention, with
   extra_indices, extra_topk_length
@@ -71,27 +62,28 @@ and optionally
   expected_o       floats       [b, s_q, h_q, d_v], in BF16, F16 or F32
   expected_lse     floats       [b, h_q, s_q] or [b, s_q, h_q], [h_q, tokens] or [tokens, h_q] with
                                 q_indptr; the first where both fit
-Rows, for each tensor as it likes:
-  BF16, F16        as they are
+Rows, each tensor in a format of its own:
+  BF16, F16        unchanged
   F32              rounded to BF16 when FILE is read, and a note says so
   I8               with a scale for each row, F32: q_scale, kv_scale, v_scale, extra_kv_scale, ... of
                    the tensor's shape without its last dimension
   U8 or F8_E4M3    FlashMLA's FP8 rows of 576 columns, [..., 656]: 512 e4m3, 4 F32 scales, 64 BF16
                    FlashMLA's MODEL1 rows of 512 columns, [..., 584]: of each page (or request, or all
                    tokens) first the rows, 448 e4m3 and 64 BF16, then 8 bytes of scales for each
-The kernel rounds all of them to BF16, and so does Golden.
+The kernel rounds rows in any format to BF16, and so does Golden.
 Metadata of FILE, optional: causal (\"true\" or \"false\") and window (\"N\"), as the options.
 d_v is the width of a tensor that has it, or else --d-v, or else the usual one: 512, 512, 256, 128,
 128, 64 for d_qk = 576, 512, 320, 192, 128, 64. Errors are against expected_o and expected_lse, or
-else Golden, the same problem computed here in f64; so too if --causal or --window change what FILE's
-metadata say, and a note says so.
+else Golden, the same problem computed here in f64. If --causal or --window differ from FILE's
+metadata, errors are against Golden, and a note says so.
 
 Tensors of OUT:
   o                F32          [b, s_q, h_q, d_v], or [tokens, h_q, d_v] with q_indptr
   lse              F32          [b, h_q, s_q], or [h_q, tokens]; natural logarithm
 A row that sees no key has o = 0 and lse = +inf.
 
-Exit code: 0, or 2 with one line on stderr if a file or an option is no good.";
+Exit code: 0; 1 if o or lse differ by more than 1 % from what they are compared with; 2, with one
+line on stderr, if a file or an option is invalid.";
 
 /// The command line.
 #[derive(Parser)]
@@ -104,21 +96,16 @@ struct Args {
     #[arg(short, long, value_name = "OUT", requires = "file")]
     output: Option<PathBuf>,
 
-    /// Kernel to use [default: the fastest that this processor runs]
-    #[arg(long, value_name = "NAME", value_parser = backends())]
-    backend: Option<BackendId>,
+    #[command(flatten)]
+    processor: Processor,
 
     /// How the accumulator follows the running maximum [default: exact; without FILE, both in turn]
-    #[arg(long, value_name = "MODE", value_parser = rescales())]
+    #[arg(long, value_name = "MODE", value_parser = cli::rescales())]
     rescale: Option<Rescale>,
 
     /// How probabilities enter the second product
-    #[arg(long, default_value = "bf16", value_parser = precisions())]
+    #[arg(long, default_value = "bf16", value_parser = cli::precisions())]
     precision: Precision,
-
-    /// Threads of the kernel [default: one per processor]
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
-    threads: Option<usize>,
 
     /// Let query position j of n see only the first len - (n - 1 - j) keys
     #[arg(long)]
@@ -137,72 +124,25 @@ struct Args {
     json: bool,
 }
 
-fn backends() -> impl TypedValueParser<Value = BackendId> {
-    named(BackendId::ALL, BackendId::name)
-}
-
-fn rescales() -> impl TypedValueParser<Value = Rescale> {
-    named([Rescale::Exact, Rescale::Compensated], report::rescale_name)
-}
-
-fn precisions() -> impl TypedValueParser<Value = Precision> {
-    named([Precision::Bf16, Precision::Bf16x2], report::precision_name)
-}
-
-/// Reads one of `values` by its name.
-fn named<T: Copy + Send + Sync + 'static, const N: usize>(
-    values: [T; N],
-    name: fn(T) -> &'static str,
-) -> impl TypedValueParser<Value = T> {
-    PossibleValuesParser::new(values.map(name)).try_map(move |given| {
-        values
-            .into_iter()
-            .find(|&value| name(value) == given)
-            .ok_or("unknown value")
-    })
-}
-
 fn main() -> ExitCode {
-    let result = match Args::try_parse() {
-        Ok(args) => run(&args),
-        Err(e) if !e.use_stderr() => e.exit(),
-        Err(e) => {
-            let text = e.render().to_string();
-            let first = text.split("\n\n").next().unwrap_or_default();
-            Err(first.trim_start_matches("error: ").to_owned())
-        }
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(message) => {
-            tell("error", &message);
-            ExitCode::from(2)
-        }
-    }
+    cli::main(run)
 }
 
-fn run(args: &Args) -> Result<(), String> {
-    // Before the first backend is chosen: where there is AMX, it is the fastest.
-    Backend::permit_amx();
-    let mut options = Options {
+fn run(args: &Args) -> Result<ExitCode, String> {
+    let options = Options {
+        backend: args.processor.backend()?,
         precision: args.precision,
         ..Options::default()
     };
-    if let Some(id) = args.backend {
-        options.backend = Backend::request(id).map_err(line)?;
-    }
-    let threads = args
-        .threads
-        .unwrap_or_else(|| available_parallelism().map_or(1, Into::into));
-    let mut engine = Engine::new(options, threads).map_err(line)?;
+    let threads = args.processor.threads();
+    let mut engine = Engine::new(options, threads).map_err(|e| e.to_string())?;
 
-    if let Some(path) = &args.file {
+    let same = if let Some(path) = &args.file {
         let rescale = args.rescale.unwrap_or_default();
         engine.options.rescale = rescale;
-        let mut case = file::read(path, args.d_v)?;
+        let mut case = problem::read(path, args.d_v)?;
         case.restrict(args.causal, args.window);
-        let problem = case.problem();
-        Plan::new(&problem).map_err(|e| format!("{}: {e}", path.display()))?;
+        Plan::new(&case.problem()).map_err(|e| format!("{}: {e}", path.display()))?;
         if let Some(output) = &args.output {
             if output
                 .canonicalize()
@@ -210,11 +150,11 @@ fn run(args: &Args) -> Result<(), String> {
             {
                 return Err(format!("{} is the problem itself", output.display()));
             }
-            let (o, lse) = solve(&mut engine, &case).map_err(line)?;
-            file::write(output, &case, &o, &lse)?;
+            let (o, lse) = solve(&mut engine, &case).map_err(|e| e.to_string())?;
+            problem::write(output, &case, &o, &lse)?;
         }
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
-        report(args, &mut engine, &[rescale], [(name.into_owned(), case)])?;
+        report(args, &mut engine, &[rescale], [(name.into_owned(), case)])?
     } else {
         let both = [Rescale::Exact, Rescale::Compensated];
         let rescales = args
@@ -222,7 +162,7 @@ fn run(args: &Args) -> Result<(), String> {
             .as_ref()
             .map_or(&both[..], std::slice::from_ref);
         let cases = [
-            ("minilm_l2_512", file::parse(BUNDLED, None)?),
+            ("minilm_l2_512", problem::parse(BUNDLED, None)?),
             ("deepseek_v3_s_q1", deepseek_v3(1)),
             ("deepseek_v3_s_q2", deepseek_v3(2)),
         ];
@@ -230,23 +170,25 @@ fn run(args: &Args) -> Result<(), String> {
             case.restrict(args.causal, args.window);
             (name.to_owned(), case)
         });
-        report(args, &mut engine, rescales, cases)?;
-    }
-    Ok(())
+        report(args, &mut engine, rescales, cases)?
+    };
+    Ok(ExitCode::from(u8::from(!same)))
 }
 
-/// Computes each case in each mode and prints a line about it.
+/// Computes each case in each mode and prints a line about it. Returns whether all results are what
+/// they should be.
 fn report(
     args: &Args,
     engine: &mut Engine,
     rescales: &[Rescale],
     cases: impl IntoIterator<Item = (String, Case)>,
-) -> Result<(), String> {
+) -> Result<bool, String> {
+    let mut same = true;
     if !args.json {
         print(&format_args!(
             "amla {}, P in {}, threads: {}\n\n{}",
             env!("CARGO_PKG_VERSION"),
-            report::precision_name(args.precision),
+            cli::precision_name(args.precision),
             engine.threads(),
             report::HEADER
         ))?;
@@ -255,21 +197,25 @@ fn report(
         for note in &case.notes {
             tell("note", note);
         }
-        let truth = Truth::of(&case).map_err(line)?;
+        let truth = Truth::of(&case).map_err(|e| e.to_string())?;
         for &rescale in rescales {
             engine.options.rescale = rescale;
-            let record = evaluate(engine, &name, &case, &truth).map_err(line)?;
+            let record = evaluate(engine, &name, &case, &truth).map_err(|e| e.to_string())?;
             if args.json {
                 print(&record.json())?;
             } else {
                 print(&record)?;
+            }
+            for difference in record.differences() {
+                tell("error", &difference);
+                same = false;
             }
         }
     }
     if !args.json {
         print(&format_args!("\n{}", report::LEGEND))?;
     }
-    Ok(())
+    Ok(same)
 }
 
 /// A decode step of DeepSeek-V3: absorbed queries over a cache of 4096 keys.
@@ -294,23 +240,4 @@ fn deepseek_v3(s_q: usize) -> Case {
     );
     // Keys are 192 wide before absorption.
     Case::dense(shape, q, kv, 192_f32.sqrt().recip())
-}
-
-fn line(e: impl Display) -> String {
-    e.to_string()
-}
-
-/// A line on stderr, whatever the message holds.
-fn tell(kind: &str, message: &str) {
-    let words: Vec<_> = message.split_whitespace().collect();
-    // Nobody is left to hear that stderr is closed.
-    let _ = writeln!(io::stderr(), "{kind}: {}", words.join(" "));
-}
-
-/// A line on stdout; ends the program quietly if the reader has gone.
-fn print(what: &dyn Display) -> Result<(), String> {
-    match writeln!(io::stdout(), "{what}") {
-        Err(e) if e.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
-        result => result.map_err(|e| format!("cannot write to stdout: {e}")),
-    }
 }

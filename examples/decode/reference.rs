@@ -1,18 +1,17 @@
 //! Golden and Base on all processors, row by row.
 
 use amla::{Error, reference};
-use indicatif::{ProgressBar, ProgressStyle};
+use amla_examples::problem::{Case, heads_first};
+use amla_examples::progress::Progress;
 use rayon::prelude::*;
-
-use crate::case::{Case, heads_first};
 
 /// Keys per block of Base, as in the paper.
 const BLOCK_N: usize = 512;
 
-/// Below this many operations, no progress bar flickers by.
+/// Operations of a problem that takes long enough to show progress.
 const LONG: f64 = 1e9;
 
-/// Golden's `o` and `lse`, laid out as what the case expects.
+/// Golden's `o` and `lse` in the layout of the case's expected values.
 pub fn golden(case: &Case) -> Result<(Vec<f64>, Vec<f64>), Error> {
     let problem = case.problem();
     by_rows(case, "Golden", |at, o| {
@@ -41,27 +40,15 @@ fn by_rows<T: Copy + Default + Send>(
     let rows = positions.len() * h_q;
     let mut o = vec![T::default(); rows * d_v];
     let mut lse = vec![T::default(); rows];
-    let bar = progress(what, rows as u64, case.flop() >= LONG);
+    let progress = Progress::new(what, rows, case.flop() >= LONG);
     o.par_chunks_mut(d_v)
         .zip(&mut lse)
         .enumerate()
         .try_for_each(|(i, (o, lse))| {
             let [b, j] = positions[i / h_q];
             *lse = compute([b, j, i % h_q], o)?;
-            bar.inc(1);
+            progress.step();
             Ok(())
         })?;
-    bar.finish_and_clear();
     Ok((o, heads_first(&lse, case.rows)))
-}
-
-/// A bar on stderr if that is a terminal and the work is long.
-fn progress(what: &'static str, rows: u64, long: bool) -> ProgressBar {
-    if !long {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{msg:>6} [{wide_bar}] {pos}/{len} rows, {eta} left")
-        .expect("the template is valid")
-        .progress_chars("=> ");
-    ProgressBar::new(rows).with_style(style).with_message(what)
 }

@@ -1,11 +1,17 @@
-//! What is said about a computed problem, as a table or as JSON.
+//! A computed problem as a line of a table or of JSON.
 
 use std::fmt;
 
-use amla::{Options, Precision, Rescale, Shape};
+use amla::{Options, Shape};
+use amla_examples::cli::{precision_name, rescale_name};
+use amla_examples::engine::Measurement;
 use serde_json::{Value, json};
 
-use crate::engine::Measurement;
+/// The largest valid relative Frobenius error of O. Rounding to BF16 alone costs 2e-3.
+const O_LIMIT: f64 = 1e-2;
+/// The largest valid error of an lse, relative to the largest lse or to 1. Rounding to BF16 alone
+/// costs 2e-3.
+const LSE_LIMIT: f64 = 1e-2;
 
 /// One computed problem.
 pub struct Record<'a> {
@@ -15,7 +21,7 @@ pub struct Record<'a> {
     pub window: Option<usize>,
     pub options: Options,
     pub threads: usize,
-    /// What `error`, `base_error` and `worst` compare with.
+    /// The name of the values that `error`, `base_error` and `worst` compare with.
     pub reference: &'static str,
     /// Relative Frobenius error of O.
     pub error: f64,
@@ -23,8 +29,10 @@ pub struct Record<'a> {
     pub base_error: f64,
     /// Largest absolute error of an element of O.
     pub worst: f64,
-    /// Largest absolute error of an lse, where there is one to compare with.
+    /// Largest absolute error of an lse, if there are values to compare with.
     pub lse_error: Option<f64>,
+    /// Largest magnitude of a finite lse among these values.
+    pub largest_lse: f64,
     pub measured: Measurement,
 }
 
@@ -62,7 +70,30 @@ impl fmt::Display for Record<'_> {
 }
 
 impl Record<'_> {
-    /// The record as one object; what is no number is null.
+    /// One line for each result that differs too much from its reference.
+    pub fn differences(&self) -> Vec<String> {
+        let line = |result, error, kind, limit| {
+            format!(
+                "{}, {}: {result} differs from {} by {error:.2e} ({kind}), more than {limit:.0e}",
+                self.problem,
+                rescale_name(self.options.rescale),
+                self.reference,
+            )
+        };
+        let mut lines = Vec::new();
+        // Not `>`, which is false for NaN.
+        if !(self.error <= O_LIMIT) {
+            let kind = "relative Frobenius error";
+            lines.push(line("o", self.error, kind, O_LIMIT));
+        }
+        let limit = LSE_LIMIT * self.largest_lse.max(1.0);
+        if let Some(error) = self.lse_error.filter(|&error| !(error <= limit)) {
+            lines.push(line("lse", error, "largest absolute error", limit));
+        }
+        lines
+    }
+
+    /// The record as one object; null for infinities.
     pub fn json(&self) -> Value {
         let (s, m) = (&self.shape, &self.measured);
         json!({
@@ -91,53 +122,4 @@ impl Record<'_> {
             "utilization": m.utilization,
         })
     }
-}
-
-/// As the command line spells it.
-pub fn rescale_name(rescale: Rescale) -> &'static str {
-    match rescale {
-        Rescale::Exact => "exact",
-        Rescale::Compensated => "compensated",
-    }
-}
-
-/// As the command line spells it.
-pub fn precision_name(precision: Precision) -> &'static str {
-    match precision {
-        Precision::Bf16 => "bf16",
-        Precision::Bf16x2 => "bf16x2",
-    }
-}
-
-/// Frobenius norm of the difference over that of `truth`; 0 where both are.
-pub fn relative_error(values: &[f32], truth: &[f64]) -> f64 {
-    let square = |x: f64| x * x;
-    let difference: f64 = pairs(values, truth).map(|(x, y)| square(x - y)).sum();
-    if difference == 0.0 {
-        return 0.0;
-    }
-    let norm: f64 = truth.iter().copied().map(square).sum();
-    (difference / norm).sqrt()
-}
-
-/// Largest absolute difference; NaN if there is one.
-pub fn worst_error(values: &[f32], truth: &[f64]) -> f64 {
-    pairs(values, truth)
-        // Equal infinities do not differ.
-        .map(|(x, y)| if x == y { 0.0 } else { (x - y).abs() })
-        .fold(0.0, |worst, error| {
-            if error > worst || error.is_nan() {
-                error
-            } else {
-                worst
-            }
-        })
-}
-
-fn pairs(values: &[f32], truth: &[f64]) -> impl Iterator<Item = (f64, f64)> {
-    assert_eq!(values.len(), truth.len());
-    values
-        .iter()
-        .map(|&x| f64::from(x))
-        .zip(truth.iter().copied())
 }

@@ -11,7 +11,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::common::workspace;
 use crate::host::{Bits, PATTERN, output, rows};
 
-/// Threads' workspaces and all else that a run needs, used from run to run as it is.
+/// Threads' workspaces and the memory for results, reused in every run as the previous one left it.
 pub struct Crew {
     workspaces: Vec<Box<Workspace>>,
     partials: Vec<f32>,
@@ -31,8 +31,8 @@ impl Crew {
         }
     }
 
-    /// Computes a problem, its tasks in random order on whatever thread is free; how many there
-    /// were.
+    /// Computes a problem, its tasks in random order, each on the first free thread. Returns the
+    /// number of tasks.
     ///
     /// # Errors
     /// The library refuses it.
@@ -70,7 +70,7 @@ impl Crew {
         Ok(plan.tasks())
     }
 
-    /// Bytes that stay allocated from run to run.
+    /// Bytes that are allocated between runs.
     pub fn bytes(&self) -> usize {
         let workspaces = self.workspaces.capacity() * size_of::<Box<Workspace>>()
             + self.workspaces.len() * size_of::<Workspace>();
@@ -78,7 +78,7 @@ impl Crew {
         workspaces + floats.iter().sum::<usize>() * size_of::<f32>()
     }
 
-    /// Bits of the last run's results that aren't those of `answer`.
+    /// The number of bits of the last run's results that differ from `answer`.
     pub fn differing(&self, (o, lse): &Bits) -> u64 {
         let bits = |got: &[f32], want: &[u32]| -> u64 {
             assert_eq!(got.len(), want.len());
@@ -91,13 +91,13 @@ impl Crew {
     }
 }
 
-/// So many numbers that no call computes.
+/// `len` numbers that no call computes.
 fn poisoned(memory: &mut Vec<f32>, len: usize) {
     memory.clear();
     memory.resize(len, PATTERN);
 }
 
-/// O and lse as one thread computes them in memory of its own.
+/// O and lse, computed by one thread in fresh memory.
 ///
 /// # Errors
 /// The library refuses the problem.

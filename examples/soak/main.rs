@@ -1,22 +1,21 @@
-//! Runs random valid problems again and again, many threads over one plan, and compares each
-//! result with the problem's first answer, bit for bit.
+//! Runs random valid problems repeatedly, many threads over one plan, and compares each result with
+//! the problem's first answer, bit for bit.
 //!
 //! ```text
 //! cargo run --release --example soak -- --seconds 600 --threads 2
 //! cargo run --release --example soak -- --seconds 20 --seed 7 --backend portable --json
 //! ```
 //!
-//! A generation of problems lives at a time. The first answers come from one thread in fresh
-//! memory; then problems are picked at random, their tasks shared out in random order, over
-//! workspaces and partial results that still hold what the problem before left there. When a
-//! generation has gone, no more may be allocated than after the first, the threads' buffers aside.
-//! What the process has in memory is printed as well, and must settle in a run of a hundred
-//! generations or more: in their last quarter it may not be more than in the second. glibc keeps
-//! what is freed for a while; with `MALLOC_MMAP_THRESHOLD_=65536` in the environment it doesn't, and
-//! memory stays flat.
+//! A generation of problems lives at a time. One thread computes the first answers in fresh memory.
+//! Then problems are picked at random and their tasks run in random order, over workspaces and
+//! partial results that hold data of the previous problem. After a generation no more memory may be
+//! allocated than after the first, the threads' buffers aside. The resident memory is printed as
+//! well. In a run of a hundred generations or more it must be stable: in the last quarter at most
+//! what it was in the second. glibc doesn't return all freed memory at once; it does with
+//! `MALLOC_MMAP_THRESHOLD_=65536` in the environment, and memory stays flat.
 //!
 //! Exit code: 0; 1 if a bit differed, a valid problem was refused or memory grew; 2 if the command
-//! line is no good.
+//! line is invalid.
 
 mod crew;
 mod recipe;
@@ -26,19 +25,15 @@ mod common;
 #[allow(dead_code, reason = "shared with the tests, which use the rest")]
 #[path = "../../tests/common/hosts.rs"]
 mod host;
-#[allow(dead_code, reason = "shared with `decode`, which uses the rest")]
-#[path = "../decode/stored.rs"]
-mod stored;
 
 use std::fs;
-use std::io::{self, Write};
 use std::process::ExitCode;
-use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use amla::{Backend, BackendId, Error};
+use amla_examples::cli::{self, backends, processors, within};
+use amla_examples::output::print;
 use clap::Parser;
-use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use peak_alloc::PeakAlloc;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -55,14 +50,14 @@ static HEAP: PeakAlloc = PeakAlloc;
 const GENERATION: u64 = 32;
 /// Runs of each on average.
 const ROUNDS: u64 = 16;
-/// What may be allocated beyond what was after the first generation: the standard library's buffers
-/// and locks. A byte lost in every run shows within a minute.
+/// Bytes that may be allocated on top of those after the first generation: the standard library's
+/// buffers and locks. A leak of a byte in every run shows within a minute.
 const ALLOCATED: usize = 4 << 10;
-/// What the memory of the process may grow by without being lost: generations differ, and the
-/// allocator keeps some of what was given back to it.
+/// Bytes that the resident memory may grow by without a leak: generations differ, and the allocator
+/// caches freed memory.
 const RESIDENT: u64 = 32 << 20;
-/// Generations that the allocator has settled after a quarter of.
-const SETTLED: usize = 100;
+/// Generations after a quarter of which the allocator's caches are full.
+const STABLE: usize = 100;
 
 /// The command line.
 #[derive(Parser)]
@@ -72,15 +67,15 @@ const SETTLED: usize = 100;
     about = "Runs random valid problems from many threads and compares each result with its first answer"
 )]
 struct Args {
-    /// For how long; the runs under way are finished
+    /// Time to run; the last run is completed
     #[arg(long, default_value_t = 10.0, value_name = "S", value_parser = seconds)]
     seconds: f64,
 
     /// Threads that share a plan [default: one per processor]
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = within(1024))]
     threads: Option<usize>,
 
-    /// Which problems
+    /// Seed of the problems
     #[arg(long, default_value_t = 1, value_name = "N")]
     seed: u64,
 
@@ -100,30 +95,25 @@ fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-fn backends() -> impl TypedValueParser<Value = BackendId> {
-    PossibleValuesParser::new(BackendId::ALL.map(BackendId::name))
-        .try_map(|name| BackendId::from_name(&name).ok_or("no such backend"))
-}
-
-/// What was found.
+/// The results so far.
 #[derive(Default)]
 struct Report {
     generations: u64,
     problems: u64,
     runs: u64,
     tasks: u64,
-    /// Runs with a bit that wasn't the first answer's, and such bits.
+    /// Runs with a bit that differs from the first answer's, and such bits.
     differing: [u64; 2],
     refused: u64,
     /// Bytes allocated after the first and the last generation, the crew's aside.
     allocated: Option<[usize; 2]>,
-    /// Bytes in memory after each generation; none where nobody says.
+    /// Resident bytes after each generation; empty if the system doesn't report them.
     resident: Vec<u64>,
 }
 
 impl Report {
-    /// The most bytes in memory in the second and in the last quarter of the generations, if there
-    /// were as many.
+    /// The most resident bytes in the second and in the last quarter of the generations, if there were
+    /// four.
     fn quarters(&self) -> Option<[u64; 2]> {
         let quarter = self.resident.len() / 4;
         let most = |skip: usize| self.resident[skip..][..quarter].iter().copied().max();
@@ -136,8 +126,8 @@ impl Report {
             .is_some_and(|[first, last]| last > first + ALLOCATED);
         let swollen = self
             .quarters()
-            .is_some_and(|[settled, end]| end > settled + RESIDENT);
-        lost || (self.resident.len() >= SETTLED && swollen)
+            .is_some_and(|[second, last]| last > second + RESIDENT);
+        lost || (self.resident.len() >= STABLE && swollen)
     }
 
     fn failed(&self) -> bool {
@@ -146,33 +136,23 @@ impl Report {
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
-    // Before the first backend is chosen: where there is AMX, it is the fastest.
+    cli::main(run)
+}
+
+fn run(args: &Args) -> Result<ExitCode, String> {
     Backend::permit_amx();
-    let ids = args.backend.map_or(BackendId::ALL.to_vec(), |id| vec![id]);
-    let backends: Result<Vec<_>, _> = match args.backend {
-        Some(id) => Backend::request(id).map(|backend| vec![backend]),
-        None => Ok(ids
+    let backends: Vec<Backend> = match args.backend {
+        Some(id) => vec![Backend::request(id).map_err(|e| e.to_string())?],
+        None => BackendId::ALL
             .into_iter()
             .filter_map(|id| Backend::request(id).ok())
-            .collect()),
+            .collect(),
     };
-    let backends = match backends {
-        Ok(backends) => backends,
-        Err(error) => {
-            eprintln!("soak: {error}");
-            return ExitCode::from(2);
-        }
-    };
-    let threads = args
-        .threads
-        .unwrap_or_else(|| available_parallelism().map_or(1, usize::from));
+    let threads = args.threads.unwrap_or_else(processors);
     let start = Instant::now();
-    let report = soak(&args, &backends, threads, start);
-    let text = show(&args, threads, start.elapsed(), &report);
-    // Nobody is left to hear that the reader has gone.
-    let _ = writeln!(io::stdout(), "{text}");
-    ExitCode::from(u8::from(report.failed()))
+    let report = soak(args, &backends, threads, start);
+    print(&show(args, threads, start.elapsed(), &report))?;
+    Ok(ExitCode::from(u8::from(report.failed())))
 }
 
 fn soak(args: &Args, backends: &[Backend], threads: usize, start: Instant) -> Report {
@@ -195,7 +175,7 @@ fn soak(args: &Args, backends: &[Backend], threads: usize, start: Instant) -> Re
     report
 }
 
-/// Runs one generation of problems until its turn, or the time, is over.
+/// Runs one generation of problems, at most until `end`.
 fn generation(seed: u64, recipes: &[Recipe], crew: &mut Crew, end: Instant, report: &mut Report) {
     let laid: Vec<Laid> = recipes.iter().map(Recipe::laid).collect();
     let stored: Vec<_> = recipes
@@ -241,7 +221,7 @@ fn refused(seed: u64, recipe: &Recipe, error: Error, report: &mut Report) {
     eprintln!("soak: refused: {error}; seed {seed}, {recipe:?}");
 }
 
-/// Bytes of the process that are in memory, as Linux says.
+/// Resident bytes of the process, on Linux.
 fn resident() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status
@@ -293,11 +273,11 @@ fn show(args: &Args, threads: usize, elapsed: Duration, report: &Report) -> Stri
         }
         _ => "unknown".into(),
     };
-    let settled = quarters.map_or(String::new(), |[settled, end]| {
+    let quarters = quarters.map_or(String::new(), |[second, last]| {
         format!(
             "; at most {} in the second quarter, {} in the last",
-            mib(settled),
-            mib(end),
+            mib(second),
+            mib(last),
         )
     });
     let allocated = allocated.map_or(String::new(), |[first, last]| {
@@ -308,6 +288,6 @@ fn show(args: &Args, threads: usize, elapsed: Duration, report: &Report) -> Stri
         "{seconds:.1} s, {threads} threads: {problems} problems in {generations} generations, \
          {runs} runs of {tasks} tasks\n\
          differing bits: {differing_bits}, in {differing_runs} runs; refused: {refused}\n\
-         {allocated}resident memory: {memory}{settled}{grew}"
+         {allocated}resident memory: {memory}{quarters}{grew}"
     )
 }

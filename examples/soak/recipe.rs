@@ -6,15 +6,15 @@ use amla::format::{FP8_ROW, MODEL1_ROW, MODEL1_SCALES, encode_fp8, encode_int8, 
 use amla::{
     Backend, Data, Extra, Indices, Options, Pages, Problem, SUPPORTED_DIMS, Sparse, Tensor,
 };
+use amla_examples::problem::{Elements, Format, Stored};
 use half::{bf16, f16};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::common::{modes, normal};
 use crate::host::{Host, Keys, Laid, Layout};
-use crate::stored::{Elements, Format, Stored};
 
-/// Query heads of a KV head, and KV heads: one row, few, a panel and more, several KV heads.
+/// Query heads of a KV head, and KV heads: one row to two panels of rows, and several KV heads.
 const HEADS: [[usize; 2]; 9] = [
     [1, 1],
     [3, 1],
@@ -34,14 +34,14 @@ pub struct Recipe {
     host: Host,
     layout: Layout,
     format: Format,
-    chosen: Option<Chosen>,
+    sparse: Option<SparseKeys>,
     pub options: Options,
 }
 
-/// Places of keys for sparse attention, and a second cache.
-struct Chosen {
+/// Indices of keys for sparse attention, and a second cache.
+struct SparseKeys {
     topk: usize,
-    places: Vec<i32>,
+    indices: Vec<i32>,
     lengths: Option<Vec<i32>>,
     extra: Option<SecondCache>,
 }
@@ -51,7 +51,7 @@ struct SecondCache {
     pages: usize,
     page_size: usize,
     topk: usize,
-    places: Vec<i32>,
+    indices: Vec<i32>,
 }
 
 fn one<T: Copy>(rng: &mut ChaCha8Rng, of: &[T]) -> T {
@@ -115,22 +115,22 @@ impl Recipe {
             host,
             layout,
             format,
-            chosen: None,
+            sparse: None,
             options: one(rng, &modes(backend)),
         };
         if sparse {
-            let chosen = Chosen::new(rng, &recipe.laid().problem());
-            recipe.chosen = Some(chosen);
+            let keys = SparseKeys::new(rng, &recipe.laid().problem());
+            recipe.sparse = Some(keys);
         }
         recipe
     }
 
-    /// In memory, but for what is chosen or in another format.
+    /// The problem in memory, dense and in BF16.
     pub fn laid(&self) -> Laid<'_> {
         self.host.laid(self.layout)
     }
 
-    /// The cache in its format, unless that is BF16.
+    /// The cache in the recipe's format, unless that is BF16.
     pub fn stored(&self, laid: &Laid) -> Option<Stored> {
         store(&laid.problem().kv, self.host.dims.0, self.format)
     }
@@ -141,15 +141,12 @@ impl Recipe {
             problem.kv = stored.tensor();
         }
         let s_q = problem.shape.s_q;
-        problem.sparse = self
-            .chosen
-            .as_ref()
-            .map(|chosen| chosen.sparse(s_q, &problem));
+        problem.sparse = self.sparse.as_ref().map(|keys| keys.sparse(s_q, &problem));
         problem
     }
 }
 
-/// All that a problem follows from.
+/// Reproduces the problem.
 impl fmt::Debug for Recipe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let requests = self.host.requests.iter().map(|r| (r.n, r.len));
@@ -159,7 +156,7 @@ impl fmt::Debug for Recipe {
             .field("dims", &self.host.dims)
             .field("requests", &requests.collect::<Vec<_>>())
             .field("layout", &self.layout)
-            .field("sparse", &self.chosen.is_some())
+            .field("sparse", &self.sparse.is_some())
             .field("options", &self.options)
             .finish_non_exhaustive()
     }
@@ -181,7 +178,7 @@ fn layout(rng: &mut ChaCha8Rng, dims: (usize, usize)) -> Layout {
     }
 }
 
-/// One that there are rows of this width in.
+/// A format that has rows of this width.
 fn format(rng: &mut ChaCha8Rng, dims: (usize, usize), h_kv: usize, apart: bool) -> Format {
     let mut formats = vec![Format::Bf16, Format::Bf16, Format::F16, Format::Int8];
     if dims == (576, 512) && !apart {
@@ -248,19 +245,19 @@ fn store(tensor: &Tensor, width: usize, format: Format) -> Option<Stored> {
     })
 }
 
-impl Chosen {
-    /// Keys of each query position's own request, some of them twice, and some that there aren't.
+impl SparseKeys {
+    /// Keys of each query position's own request, some of them twice, and some indices without a key.
     fn new(rng: &mut ChaCha8Rng, problem: &Problem) -> Self {
         let shape = &problem.shape;
         let topk = one(rng, &[0, 1, 40, 192, 300]);
-        let mut places = Vec::new();
-        for unit in 0..shape.b * shape.s_q {
-            let request = unit / shape.s_q;
+        let mut indices = Vec::new();
+        for query in 0..shape.b * shape.s_q {
+            let request = query / shape.s_q;
             let len = keys_of(problem, request);
-            places.extend((0..topk).map(|_| match rng.random_range(0..20) {
+            indices.extend((0..topk).map(|_| match rng.random_range(0..20) {
                 0 => one(rng, &[-1, i32::MIN, i32::MAX]),
                 _ if len == 0 => -1,
-                _ => place(problem.pages, request, rng.random_range(0..len)),
+                _ => index(problem.pages, request, rng.random_range(0..len)),
             }));
         }
         let lengths = rng.random_bool(0.5).then(|| {
@@ -275,14 +272,14 @@ impl Chosen {
                 pages,
                 page_size,
                 topk,
-                places: (0..shape.b * shape.s_q * topk)
+                indices: (0..shape.b * shape.s_q * topk)
                     .map(|_| rng.random_range(-2..limit + 2))
                     .collect(),
             }
         });
         Self {
             topk,
-            places,
+            indices,
             lengths,
             extra,
         }
@@ -297,7 +294,7 @@ impl Chosen {
             topk_length,
         };
         Sparse {
-            indices: indices(&self.places, self.topk, self.lengths.as_deref()),
+            indices: indices(&self.indices, self.topk, self.lengths.as_deref()),
             extra: self.extra.as_ref().map(|extra| Extra {
                 kv: Tensor {
                     data: Data::Bf16(&extra.rows),
@@ -305,7 +302,7 @@ impl Chosen {
                 },
                 pages: extra.pages,
                 page_size: extra.page_size,
-                indices: indices(&extra.places, extra.topk, None),
+                indices: indices(&extra.indices, extra.topk, None),
             }),
         }
     }
@@ -321,8 +318,8 @@ fn keys_of(problem: &Problem, request: usize) -> usize {
     }
 }
 
-/// Where sparse attention finds key `k` of a request.
-fn place(pages: Option<Pages>, request: usize, k: usize) -> i32 {
+/// The index of key `k` of a request for sparse attention.
+fn index(pages: Option<Pages>, request: usize, k: usize) -> i32 {
     let k = k as i32;
     let Some(pages) = pages else { return k };
     let size = pages.page_size as i32;

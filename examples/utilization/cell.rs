@@ -1,12 +1,13 @@
 //! A measured shape, as a line of a table or of JSON.
 
-use amla::{Options, Precision, Rescale, Shape};
+use amla::{Options, Shape};
+use amla_examples::cli::{precision_name, rescale_name};
+use amla_examples::engine::Measurement;
+use amla_examples::paper::{self, Figure};
 use serde_json::{Value, json};
 
-use crate::engine::Measurement;
 use crate::inputs::Caches;
 use crate::machine::gib;
-use crate::paper::{self, Figure};
 use crate::roofline::intensity;
 
 /// One measured shape.
@@ -27,7 +28,7 @@ pub const TABLE_HEADER: &str =
     "                                                                 Ascend 910      GPU, FlashMLA
 s_q    s_k    time, ms   GFLOP/s     peak      FU    quartiles      us      FU      us      FU";
 
-/// What the tables' columns mean.
+/// An explanation of the tables' columns.
 pub const LEGEND: &str = "
 time, GFLOP/s, peak, FU: medians; FLOP are 2 b h_q s_q s_k (d_qk + d_v), the paper's count, also for bf16x2
 peak: the backend's own multiply-add in registers, on all threads at once, in turn with the kernel
@@ -39,15 +40,15 @@ impl Cell {
         intensity(&self.shape)
     }
 
-    /// What the roofline allows, in GFLOP/s.
+    /// The roofline's bound, in GFLOP/s.
     pub fn bound(&self) -> f64 {
         let memory = self.read_gbs * self.intensity();
         memory.min(self.measured.peak_gflops)
     }
 
-    /// The fraction of it that was reached.
+    /// The speed as a fraction of the bound.
     pub fn of_bound(&self) -> f64 {
-        // The peak is better known from beside each run.
+        // Peaks beside each run are more accurate than their median.
         let of_memory = self.measured.gflops / (self.read_gbs * self.intensity());
         of_memory.max(self.measured.utilization)
     }
@@ -78,8 +79,8 @@ impl Cell {
         )
     }
 
-    /// A line of the table of few heads.
-    pub fn few_row(&self) -> String {
+    /// A line of the table of 1 to 64 heads.
+    pub fn skinny_row(&self) -> String {
         let m = &self.measured;
         let [q1, q3] = m.quartiles;
         format!(
@@ -137,13 +138,13 @@ impl Cell {
     }
 }
 
-/// The first lines of the table of few heads.
-pub fn few_header(caches: &Caches) -> String {
+/// The first lines of the table of 1 to 64 heads.
+pub fn skinny_header(caches: &Caches) -> String {
     format!(
         "
-Few heads at context 4096. Calls take turns over the KV caches of {} batches, {:.2} GiB together and at
-least twice the last-level cache: keys come from memory. GB/s: plain reads of them before and after each
-row, the mean of both; bound = min(peak, GB/s x FLOP/byte)
+1 to 64 heads at context 4096. Calls take turns over the KV caches of {} batches, {:.2} GiB in total and at
+least twice the last-level cache: keys come from memory. GB/s: plain reads of them, the mean of before and
+after each row; bound = min(peak, GB/s x FLOP/byte)
 
 h_q    s_q    time, ms   GFLOP/s     peak      FU    quartiles   GB/s FLOP/byte     bound  of bound",
         caches.batches(),
@@ -151,7 +152,7 @@ h_q    s_q    time, ms   GFLOP/s     peak      FU    quartiles   GB/s FLOP/byte 
     )
 }
 
-/// How time grows from 4096 to 16384 keys, where the table has both.
+/// The growth of time from 4096 to 16384 keys, if the table has both.
 pub fn growth(cells: &[Cell]) -> Vec<String> {
     let at = |s_k| cells.iter().filter(move |cell| cell.shape.s_k == s_k);
     at(4096)
@@ -170,20 +171,4 @@ pub fn growth(cells: &[Cell]) -> Vec<String> {
 /// In percent, to a tenth.
 pub fn percent(fraction: f64) -> String {
     format!("{:.1} %", fraction * 100.0)
-}
-
-/// As the command line spells it.
-pub fn rescale_name(rescale: Rescale) -> &'static str {
-    match rescale {
-        Rescale::Exact => "exact",
-        Rescale::Compensated => "compensated",
-    }
-}
-
-/// As the command line spells it.
-pub fn precision_name(precision: Precision) -> &'static str {
-    match precision {
-        Precision::Bf16 => "bf16",
-        Precision::Bf16x2 => "bf16x2",
-    }
 }

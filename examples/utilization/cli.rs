@@ -2,12 +2,10 @@
 
 use std::path::PathBuf;
 
-use amla::{BackendId, Precision, Rescale};
+use amla::{Precision, Rescale};
+use amla_examples::cli::{Processor, precisions, rescales, within};
+use amla_examples::paper;
 use clap::Parser;
-use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
-
-use crate::cell;
-use crate::paper;
 
 /// The paper's performance table on this machine, beside the paper's figures,
 /// and the roofline.
@@ -30,29 +28,22 @@ pub struct Cli {
     #[arg(long, value_name = "N", value_parser = within(64))]
     s_q: Vec<usize>,
 
-    /// Threads [default: one per processor]
-    #[arg(long, value_name = "N", value_parser = within(1024))]
-    pub threads: Option<usize>,
-
-    /// Kernel to use [default: the fastest that this processor runs]
-    #[arg(long, value_name = "NAME", value_parser = named(BackendId::ALL, BackendId::name))]
-    pub backend: Option<BackendId>,
+    #[command(flatten)]
+    pub processor: Processor,
 
     /// How the accumulator follows the running maximum
-    #[arg(long, value_name = "MODE", default_value = "exact",
-          value_parser = named([Rescale::Exact, Rescale::Compensated], cell::rescale_name))]
+    #[arg(long, value_name = "MODE", default_value = "exact", value_parser = rescales())]
     pub rescale: Rescale,
 
     /// How probabilities enter the second product
-    #[arg(long, default_value = "bf16",
-          value_parser = named([Precision::Bf16, Precision::Bf16x2], cell::precision_name))]
+    #[arg(long, default_value = "bf16", value_parser = precisions())]
     pub precision: Precision,
 
-    /// Also measure 1 to 64 query heads at context 4096, with caches that come from memory
-    #[arg(long)]
-    pub few: bool,
+    /// Also measure 1 to 64 query heads at context 4096, with keys from memory
+    #[arg(long, alias = "few")]
+    pub skinny: bool,
 
-    /// How long to measure each cell
+    /// Time to measure each cell
     #[arg(long, value_name = "S", default_value_t = 3.0, value_parser = seconds)]
     pub seconds: f64,
 
@@ -66,21 +57,6 @@ pub struct Cli {
 }
 
 impl Cli {
-    /// The parsed command line; prints help and ends the program if asked to.
-    ///
-    /// # Errors
-    /// What is wrong with it.
-    pub fn from_command_line() -> Result<Self, String> {
-        Self::try_parse().map_err(|e| {
-            if !e.use_stderr() {
-                e.exit();
-            }
-            let text = e.render().to_string();
-            let first = text.split("\n\n").next().unwrap_or_default();
-            first.trim_start_matches("error: ").to_owned()
-        })
-    }
-
     /// The table's columns.
     pub fn contexts(&self) -> Vec<usize> {
         or_else(&self.context, &paper::CONTEXTS)
@@ -92,27 +68,9 @@ impl Cli {
     }
 }
 
-/// What was given, or the default.
+/// The given values, or the default.
 fn or_else(given: &[usize], default: &[usize]) -> Vec<usize> {
     if given.is_empty() { default } else { given }.to_vec()
-}
-
-/// From 1 to `max`.
-fn within(max: u64) -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(1..=max)
-}
-
-/// Reads one of `values` by its name.
-fn named<T: Copy + Send + Sync + 'static, const N: usize>(
-    values: [T; N],
-    name: fn(T) -> &'static str,
-) -> impl TypedValueParser<Value = T> {
-    PossibleValuesParser::new(values.map(name)).try_map(move |given| {
-        values
-            .into_iter()
-            .find(|&value| name(value) == given)
-            .ok_or("unknown value")
-    })
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

@@ -44,7 +44,7 @@ pub const fn cache_bytes(s_k: usize, b: usize) -> usize {
     b * s_k * D_QK * size_of::<bf16>()
 }
 
-/// The rows that all caches begin with.
+/// The first rows of all caches.
 pub struct Inputs {
     kv: Vec<bf16>,
 }
@@ -70,10 +70,10 @@ fn normal(seed: u64, len: usize) -> Vec<bf16> {
     values.map(bf16::from_f32).collect()
 }
 
-/// KV caches of one or more batches, one after the other: equal in content, each
-/// request with memory of its own.
+/// KV caches of one or more batches, contiguous and equal in content; each request has memory of its
+/// own.
 ///
-/// They start on a cache line, as a host's allocator has it.
+/// They start on a cache line, as memory from a host's allocator does.
 #[derive(Default)]
 pub struct Caches {
     memory: Vec<bf16>,
@@ -82,13 +82,13 @@ pub struct Caches {
 }
 
 impl Caches {
-    /// Those of one batch.
+    /// The caches of one batch.
     pub fn of(inputs: &Inputs, s_k: usize, b: usize) -> Self {
         Self::repeated(inputs, s_k, b, 1)
     }
 
-    /// Those of so many batches that they exceed the last-level cache twofold, and
-    /// are half a GiB at least: each has left it before its turn comes again.
+    /// The caches of enough batches for twice the last-level cache, and half a GiB at least: each is
+    /// evicted before its next turn.
     pub fn beyond_the_processor(inputs: &Inputs, s_k: usize, b: usize) -> Self {
         let beyond = (2 * machine::last_level_cache()).max(512 << 20);
         Self::repeated(inputs, s_k, b, beyond.div_ceil(cache_bytes(s_k, b)))
@@ -110,18 +110,18 @@ impl Caches {
         }
     }
 
-    /// All that there is.
+    /// All elements.
     pub fn elements(&self) -> &[bf16] {
         &self.memory[self.start..]
     }
 
-    /// For how many batches.
+    /// The number of batches.
     pub fn batches(&self) -> usize {
         self.batches
     }
 
-    /// One problem for each batch that there is room for, of no more requests than there is room for, all with the
-    /// same queries.
+    /// One problem for each batch that fits the memory, all with the same queries. A batch larger than the memory is
+    /// cut to fit.
     pub fn problems<'a>(&'a self, shape: Shape, q: &'a [bf16]) -> Vec<Problem<'a>> {
         let Shape {
             s_k, h_kv, d_qk, ..
@@ -134,7 +134,7 @@ impl Caches {
                 // Keys are 192 wide before absorption.
                 return Problem::dense(Shape { b, ..shape }, q, cache, 192_f32.sqrt().recip());
             }
-            // Head by head, keys and then values of as many columns.
+            // Head by head: all keys, then all values.
             let (keys, values) = cache.split_at(cache.len() / 2);
             let strides = [h_kv * s_k * d_qk, d_qk, s_k * d_qk];
             let tensor = |data| Tensor {

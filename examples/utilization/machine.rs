@@ -1,16 +1,10 @@
-//! What the system tells about the machine.
+//! The processor, its caches and memory, as the system reports them.
 
 use std::fs;
-use std::thread::available_parallelism;
 
 use amla::Shape;
 
 use crate::inputs::cache_bytes;
-
-/// One thread per processor.
-pub fn processors() -> usize {
-    available_parallelism().map_or(1, Into::into)
-}
 
 /// The processor's name.
 pub fn processor() -> String {
@@ -18,7 +12,7 @@ pub fn processor() -> String {
         .unwrap_or_else(|| format!("{} processor", std::env::consts::ARCH))
 }
 
-/// Bytes of the last-level cache, all of it, or a guess.
+/// Bytes of the last-level cache, or 64 MiB if the system doesn't report it.
 pub fn last_level_cache() -> usize {
     (0..10)
         .filter_map(|index| {
@@ -35,14 +29,14 @@ pub fn last_level_cache() -> usize {
 pub fn has_room_for<'a>(shapes: impl IntoIterator<Item = &'a Shape>) -> Result<(), String> {
     let bytes = |shape: &Shape| {
         let rows = shape.b * shape.s_q * shape.h_q;
-        // Q and O, and up to 16 partial results of each row.
+        // Q, O and up to 16 partial results of each row.
         cache_bytes(shape.s_k, shape.b) + rows * (16 * 2200 + 4096)
     };
     let needed = shapes.into_iter().map(bytes).max().unwrap_or_default();
     let available = field("/proc/meminfo", "MemAvailable")
         .and_then(|text| text.strip_suffix(" kB")?.parse::<usize>().ok())
         .map_or(usize::MAX, |kibibytes| kibibytes << 10);
-    // The random rows that caches are made of take their share.
+    // The random rows that caches are copied from need memory too.
     if needed > available / 2 {
         return Err(format!(
             "the largest problem needs {:.1} GiB, of {:.1} GiB of available memory",

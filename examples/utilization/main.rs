@@ -1,58 +1,44 @@
-//! The paper's performance table on this machine: duration and FLOPS utilization
-//! (FU) for every context length, beside the paper's figures, and the roofline.
+//! The paper's performance table on this machine: duration and FLOPS utilization (FU) for every
+//! context length, beside the paper's figures, and the roofline.
 //!
 //! ```text
 //! cargo run --release --example utilization
-//! cargo run --release --example utilization -- --few --svg utilization.svg
+//! cargo run --release --example utilization -- --skinny --svg utilization.svg
 //! ```
 
 mod cell;
 mod cli;
-#[path = "../common/engine.rs"]
-mod engine;
 mod inputs;
 mod machine;
 mod output;
-#[path = "../common/paper.rs"]
-mod paper;
 mod plot;
 mod roofline;
 
 use std::process::ExitCode;
 use std::time::Duration;
 
-use amla::{Backend, Options, Shape};
+use amla::{Options, Shape};
+use amla_examples::cli::{precision_name, rescale_name};
+use amla_examples::engine::Engine;
 
 use crate::cell::Cell;
 use crate::cli::Cli;
-use crate::engine::Engine;
 use crate::inputs::{Caches, Inputs, flop, shape};
 use crate::output::Output;
 use crate::roofline::{Bandwidth, VARIANTS};
 
-/// Context length of the roofline and of the table of few heads.
+/// Context length of the roofline and of the table of 1 to 64 heads.
 const CONTEXT: usize = 4096;
-/// Query rows of the table of few heads.
-const FEW: [usize; 14] = [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64];
+/// Query heads of the table of 1 to 64 heads.
+const SKINNY: [usize; 14] = [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64];
 
 fn main() -> ExitCode {
-    match Cli::from_command_line().and_then(|cli| run(&cli)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(message) => {
-            output::complain(&message);
-            ExitCode::from(2)
-        }
-    }
+    amla_examples::cli::main(run)
 }
 
-fn run(cli: &Cli) -> Result<(), String> {
-    // Before the first backend is chosen: where there is AMX, it is the fastest.
-    Backend::permit_amx();
+fn run(cli: &Cli) -> Result<ExitCode, String> {
     let options = Options {
-        backend: match cli.backend {
-            Some(id) => Backend::request(id).map_err(|e| e.to_string())?,
-            None => Backend::detect(),
-        },
+        backend: cli.processor.backend()?,
         rescale: cli.rescale,
         precision: cli.precision,
     };
@@ -66,7 +52,7 @@ fn run(cli: &Cli) -> Result<(), String> {
     let longest_point = shape(cli.batch, 2, CONTEXT, 128);
     machine::has_room_for(table.iter().chain([&longest_point]))?;
     let mut output = Output::new(cli)?;
-    let threads = cli.threads.unwrap_or_else(machine::processors);
+    let threads = cli.processor.threads();
     let engine = Engine::new(options, threads).map_err(|e| e.to_string())?;
     let longest = contexts.iter().fold(CONTEXT, |max, &s_k| max.max(s_k));
     let inputs = Inputs::draw(longest);
@@ -93,17 +79,17 @@ fn run(cli: &Cli) -> Result<(), String> {
         output.line(&line)?;
     }
 
-    let mut few = Vec::new();
-    if cli.few {
-        output.line(&cell::few_header(&far))?;
-        for heads in FEW {
+    let mut skinny = Vec::new();
+    if cli.skinny {
+        output.line(&cell::skinny_header(&far))?;
+        for heads in SKINNY {
             let cell = bench.cell(shape(cli.batch, 1, CONTEXT, heads), "few", &far)?;
-            output.cell(&cell, Cell::few_row)?;
-            few.push(cell);
+            output.cell(&cell, Cell::skinny_row)?;
+            skinny.push(cell);
         }
     }
 
-    // Only the table and the plot show it: each line of JSON has its own bound.
+    // JSON has no roofline: each of its lines has its own bound.
     if !cli.json || cli.svg.is_some() {
         let mut points = Vec::new();
         for variant in &VARIANTS {
@@ -119,15 +105,16 @@ fn run(cli: &Cli) -> Result<(), String> {
             bandwidth: bench.bandwidth,
             threads,
             points: &points,
-            few: &few,
+            skinny: &skinny,
             cells: &cells,
         };
         output.svg(|| plot::draw(&figure))?;
     }
-    output.line(&cell::LEGEND)
+    output.line(&cell::LEGEND)?;
+    Ok(ExitCode::SUCCESS)
 }
 
-/// What measures cells.
+/// Measures cells.
 struct Bench {
     engine: Engine,
     budget: Duration,
@@ -136,11 +123,11 @@ struct Bench {
 }
 
 impl Bench {
-    /// Measures `shape`, of the table of that name, with each of the caches in turn.
+    /// Measures `shape`, of the table of that name, over the caches in turn.
     fn cell(&mut self, shape: Shape, table: &'static str, caches: &Caches) -> Result<Cell, String> {
         let q = self.inputs.queries(shape);
         let problems = caches.problems(shape, &q);
-        // Of as many requests as there was room for.
+        // The number of requests that there was memory for.
         let shape = problems.first().map_or(shape, |problem| problem.shape);
         let threads = self.engine.threads();
         let mut read_gbs = self.bandwidth.all_threads;
@@ -150,7 +137,7 @@ impl Bench {
                 let measured = self
                     .engine
                     .measure_in_turn(several, flop(shape), self.budget);
-                // Memory is shared with neighbours too: what it gives before and after.
+                // Other programs use memory too: the mean of bandwidths before and after.
                 self.bandwidth = Bandwidth::measure(caches.elements(), threads);
                 read_gbs = f64::midpoint(read_gbs, self.bandwidth.all_threads);
                 measured
@@ -167,7 +154,7 @@ impl Bench {
         })
     }
 
-    /// Where and how, in one line.
+    /// Processor, backend and threads, in one line.
     fn title(&self) -> String {
         let threads = self.engine.threads();
         format!(
@@ -185,8 +172,8 @@ impl Bench {
             self.title(),
             cli.batch,
             cli.heads,
-            cell::rescale_name(cli.rescale),
-            cell::precision_name(cli.precision),
+            rescale_name(cli.rescale),
+            precision_name(cli.precision),
             cli.seconds,
         )
     }

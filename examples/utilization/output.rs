@@ -1,18 +1,17 @@
-//! Standard output, the plot's file, and what to do when either fails.
+//! Standard output and the plot's file.
 
 use std::fmt::Display;
-use std::fs::File;
-use std::io::{self, ErrorKind, Write};
-use std::path::Path;
+
+use amla_examples::output::{PlotFile, try_print};
 
 use crate::cell::Cell;
 use crate::cli::Cli;
 
-/// Where results go.
+/// The results' destinations.
 pub struct Output<'a> {
     json: bool,
-    svg: Option<(&'a Path, File)>,
-    /// Whether somebody still reads.
+    svg: Option<PlotFile<'a>>,
+    /// Whether the reader of standard output has not closed it.
     open: bool,
 }
 
@@ -20,24 +19,14 @@ impl<'a> Output<'a> {
     /// # Errors
     /// The plot's file can't be written.
     pub fn new(cli: &'a Cli) -> Result<Self, String> {
-        let open = |path: &'a Path| {
-            // Before the minute of work, and without touching what it holds.
-            let file = File::options()
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .open(path)
-                .map_err(|e| cannot_write(path, &e))?;
-            Ok::<_, String>((path, file))
-        };
         Ok(Self {
             json: cli.json,
-            svg: cli.svg.as_deref().map(open).transpose()?,
+            svg: cli.svg.as_deref().map(PlotFile::open).transpose()?,
             open: true,
         })
     }
 
-    /// A line that JSON has no place for.
+    /// A line, but not in JSON.
     ///
     /// # Errors
     /// Standard output fails.
@@ -45,7 +34,7 @@ impl<'a> Output<'a> {
         if self.json { Ok(()) } else { self.print(line) }
     }
 
-    /// A cell, as JSON or as what `row` makes of it.
+    /// A cell, in JSON or as a line of a table by `row`.
     ///
     /// # Errors
     /// Standard output fails.
@@ -57,52 +46,24 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// The plot, if one was asked for.
+    /// The plot, if the command line names a file for it.
     ///
     /// # Errors
     /// It can't be drawn or written.
     pub fn svg(&mut self, draw: impl FnOnce() -> Result<String, String>) -> Result<(), String> {
-        let Some((path, file)) = &mut self.svg else {
-            return Ok(());
-        };
-        let text = draw()?;
-        replace(file, &text).map_err(|e| cannot_write(path, &e))
+        match self.svg.take() {
+            Some(file) => file.write(&draw()?),
+            None => Ok(()),
+        }
     }
 
-    /// Ends the program quietly if the reader has gone and there is no plot to make.
+    /// Ends the program quietly if the reader has closed standard output and there is no plot to
+    /// draw.
     fn print(&mut self, line: &dyn Display) -> Result<(), String> {
-        if !self.open {
-            return Ok(());
+        self.open = self.open && try_print(line)?;
+        if !self.open && self.svg.is_none() {
+            std::process::exit(0);
         }
-        match writeln!(io::stdout(), "{line}") {
-            Err(e) if e.kind() == ErrorKind::BrokenPipe => {
-                if self.svg.is_none() {
-                    std::process::exit(0);
-                }
-                self.open = false;
-                Ok(())
-            }
-            result => result.map_err(|e| format!("cannot write to stdout: {e}")),
-        }
+        Ok(())
     }
-}
-
-/// Makes `text` all that the just opened `file` holds.
-fn replace(file: &mut File, text: &str) -> io::Result<()> {
-    // Pipes and devices have no length.
-    if file.metadata()?.is_file() {
-        file.set_len(0)?;
-    }
-    file.write_all(text.as_bytes())
-}
-
-fn cannot_write(path: &Path, e: &io::Error) -> String {
-    format!("cannot write {}: {e}", path.display())
-}
-
-/// A line on stderr, whatever the message holds.
-pub fn complain(message: &str) {
-    let words: Vec<_> = message.split_whitespace().collect();
-    // Nobody is left to hear that stderr is closed.
-    let _ = writeln!(io::stderr(), "error: {}", words.join(" "));
 }

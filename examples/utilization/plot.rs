@@ -2,12 +2,12 @@
 
 use std::fmt::Display;
 
+use amla_examples::paper;
 use plotters::coord::{CoordTranslate, Shift};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::cell::Cell;
-use crate::paper;
 use crate::roofline::{self, Bandwidth, VARIANTS, Variant};
 
 const SIZE: (u32, u32) = (1280, 1060);
@@ -28,7 +28,7 @@ type Drawn<T> = Result<T, String>;
 /// A series of bars: its name, its colour, and its FU beside a cell.
 type Bars = (&'static str, RGBColor, fn(&Cell) -> Option<f64>);
 
-/// What there is to see.
+/// The contents of the plot.
 pub struct Figure<'a> {
     pub title: String,
     pub bandwidth: Bandwidth,
@@ -36,12 +36,12 @@ pub struct Figure<'a> {
     /// On the roofline, large.
     pub points: &'a [(&'a Variant, Cell)],
     /// On the roofline, small.
-    pub few: &'a [Cell],
+    pub skinny: &'a [Cell],
     /// The bars.
     pub cells: &'a [Cell],
 }
 
-/// The whole SVG.
+/// The SVG.
 pub fn draw(figure: &Figure) -> Drawn<String> {
     let mut svg = String::new();
     {
@@ -72,9 +72,9 @@ fn draw_roofline(figure: &Figure, area: &Area) -> Drawn<()> {
         all_threads,
     } = figure.bandwidth;
     let measured = || figure.points.iter().map(|(_, cell)| cell);
-    let peak = roofline::peak(measured().chain(figure.few));
+    let peak = roofline::peak(measured().chain(figure.skinny));
     let (left, right) = (0.5, 1024.0);
-    let reached = measured().chain(figure.few).map(|c| c.measured.gflops);
+    let reached = measured().chain(figure.skinny).map(|c| c.measured.gflops);
     let low = reached.fold(one_thread.min(all_threads) * left, f64::min);
     // Whole decades, and room for names above the roof.
     let low = 10_f64.powf(low.log10().floor());
@@ -137,7 +137,7 @@ fn draw_roofline(figure: &Figure, area: &Area) -> Drawn<()> {
     chart
         .draw_series(allowed.iter().map(|&(_, at)| Circle::new(at, 5, thick)))
         .map_err(text)?
-        .label("what that allows")
+        .label("bounds of MHA, GQA and MLA")
         .legend(dot(5, thick));
     let reached = |cell: &Cell, size, color: RGBColor| {
         Circle::new(
@@ -146,17 +146,17 @@ fn draw_roofline(figure: &Figure, area: &Area) -> Drawn<()> {
             color.filled(),
         )
     };
-    if !figure.few.is_empty() {
+    if !figure.skinny.is_empty() {
         chart
-            .draw_series(figure.few.iter().map(|cell| reached(cell, 4, BLUE)))
+            .draw_series(figure.skinny.iter().map(|cell| reached(cell, 4, BLUE)))
             .map_err(text)?
-            .label("reached with 1 to 64 heads")
+            .label("reached by MLA with 1 to 64 heads")
             .legend(dot(4, BLUE.filled()));
     }
     chart
         .draw_series(measured().map(|cell| reached(cell, 6, VERMILION)))
         .map_err(text)?
-        .label("reached by those")
+        .label("reached by MHA, GQA and MLA")
         .legend(dot(6, VERMILION.filled()));
 
     let names = allowed.iter().enumerate().map(|(index, &(variant, at))| {
@@ -191,7 +191,7 @@ fn draw_bars(cells: &[Cell], area: &Area) -> Drawn<()> {
         .into_iter()
         .filter(|(_, _, value)| cells.iter().any(|cell| value(cell).is_some()))
         .collect();
-    // A cell is 1 wide, 0.8 of it bars; few cells don't fill the width. The legend stands in the room above 1.
+    // A cell is 1 wide, 0.8 of it bars; less than 6 cells don't fill the width. The legend is above 1.
     let mut chart = ChartBuilder::on(area)
         .caption(
             "FU: fraction of the peak that is reached",
@@ -216,9 +216,9 @@ fn draw_bars(cells: &[Cell], area: &Area) -> Drawn<()> {
         .draw()
         .map_err(text)?;
     let width = 0.8 / series.len() as f64;
-    for (place, (label, color, value)) in series.into_iter().enumerate() {
+    for (position, (label, color, value)) in series.into_iter().enumerate() {
         let bars = cells.iter().enumerate().filter_map(|(index, cell)| {
-            let left = index as f64 + 0.1 + width * place as f64;
+            let left = index as f64 + 0.1 + width * position as f64;
             let corners = [(left, 0.0), (left + width, value(cell)?)];
             Some(Rectangle::new(corners, color.filled()))
         });
@@ -257,7 +257,7 @@ fn draw_bars(cells: &[Cell], area: &Area) -> Drawn<()> {
     draw_legend(&mut chart, SeriesLabelPosition::UpperLeft)
 }
 
-/// Text, and where its point lies in it.
+/// A style of text, and the position of its anchor.
 fn font(h: HPos, v: VPos) -> TextStyle<'static> {
     let style = ("sans-serif", 16).into_font().color(&BLACK);
     style.pos(Pos::new(h, v))

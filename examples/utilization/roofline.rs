@@ -8,27 +8,27 @@ use std::thread;
 use std::time::Instant;
 
 use amla::Shape;
+use amla_examples::engine::quantile;
 use half::bf16;
 
 use crate::CONTEXT;
 use crate::cell::{Cell, percent};
-use crate::engine::quantile;
 use crate::inputs::shape;
 
-/// Passes over the memory in each way of reading, of which the median counts, as it does for the kernel.
+/// Passes over the memory in each way of reading; their median counts, as for the kernel.
 const PASSES: usize = 8;
 
-/// What memory delivers, in GB/s.
+/// Read bandwidth of memory, in GB/s.
 #[derive(Clone, Copy, Debug)]
 pub struct Bandwidth {
     /// To one thread.
     pub one_thread: f64,
-    /// To all that were asked for, together.
+    /// To all threads, their sum.
     pub all_threads: f64,
 }
 
 impl Bandwidth {
-    /// By sums over `memory`, much more of it than fits the last-level cache, in the fastest of some ways.
+    /// The fastest of several sums over `memory`, which must exceed the last-level cache by far.
     pub fn measure(memory: &[bf16], threads: usize) -> Self {
         let (_, words, _) = bytemuck::pod_align_to::<_, u64>(memory);
         let one_thread = best_way(words, 1);
@@ -64,9 +64,9 @@ fn best_way(words: &[u64], threads: usize) -> f64 {
     medians.into_iter().fold(0.0, f64::max)
 }
 
-/// Of one word in each cache line, in so many streams. Lines are what memory delivers, and the fewer
-/// instructions each takes the more of them a core has on their way: sums of all words read at 0.85 of this on
-/// Zen 5, loads of 64 bytes at 0.98 to 1.02.
+/// The sum of one word in each cache line, in `STREAMS` streams. Memory delivers lines; the fewer instructions a line
+/// takes, the more lines a core has in flight. On Zen 5 sums of all words read at 0.85 of this, loads of 64 bytes at
+/// 0.98 to 1.02.
 fn sum<const STREAMS: usize>(words: &[u64]) -> u64 {
     let part = words.len() / STREAMS;
     let streams: [_; STREAMS] = from_fn(|i| words[i * part..][..part].as_chunks::<8>().0);
@@ -79,8 +79,8 @@ fn sum<const STREAMS: usize>(words: &[u64]) -> u64 {
     sums.into_iter().fold(0, u64::wrapping_add)
 }
 
-/// Elements of the KV cache for each token: of one KV head a latent row, whose first columns are the value; of several
-/// their keys and values.
+/// Elements of the KV cache for each token: a latent row, whose first columns are the value, for one KV head; keys and
+/// values for several.
 pub fn cache_row(shape: &Shape) -> usize {
     match shape.h_kv {
         1 => shape.d_qk,
@@ -88,8 +88,8 @@ pub fn cache_row(shape: &Shape) -> usize {
     }
 }
 
-/// FLOP per byte of KV cache, two of each. The paper's formula for keys and values apart lacks the number of KV heads,
-/// which its table has.
+/// FLOP per byte of KV cache: two FLOP per product, two bytes per element. The paper's formula for separate keys and
+/// values lacks the number of KV heads, which its table has.
 pub fn intensity(shape: &Shape) -> f64 {
     let rows = shape.h_q * shape.s_q;
     (rows * (shape.d_qk + shape.d_v)) as f64 / cache_row(shape) as f64
@@ -103,7 +103,7 @@ pub struct Variant {
     pub shape: Shape,
 }
 
-/// The paper's. Widths of MHA's and GQA's heads cancel out of its intensities; here they are 128.
+/// The paper's variants. Widths of MHA's and GQA's heads cancel out of its intensities; here they are 128.
 pub const VARIANTS: [Variant; 5] = [
     Variant::new("MHA", 64, 64, 1),
     Variant::new("GQA", 64, 8, 1),

@@ -32,7 +32,7 @@ unsafe extern "C" {
 
 const RTLD_NOW: c_int = 2;
 
-/// `amla_run` of the release build.
+/// `amla_run` of the shared library.
 fn amla_run() -> Run {
     let path = toolchain::library().join("libamla.so");
     let path = CString::new(path.to_str().unwrap()).unwrap();

@@ -14,8 +14,8 @@
 //! `amla`, which validates the rest before it writes. Nothing panics: `amla` promises that
 //! nobody's arguments make it, and the code here neither indexes nor unwraps.
 //!
-//! A release build is `no_std` and aborts on panic. Where panics unwind, as in Cargo's
-//! debug and test profiles, and with the feature `std`, std has the panic handler.
+//! The library is the workspace's profile `dist`: it is `no_std` and aborts on panic. Where panics
+//! unwind, as in Cargo's own profiles, and with the feature `std`, std has the panic handler.
 #![no_std]
 #![deny(
     clippy::cast_possible_truncation,

@@ -6,28 +6,16 @@
 
 #![allow(
     dead_code,
-    reason = "what is shared with tests and an example has more than is used"
+    reason = "shared code has more than the targets use"
 )]
 
-// What the tests share, and the example's reader, which `safetensors` reads with.
-#[path = "../../examples/decode/case.rs"]
-mod case;
+// Shared with the library's tests.
 #[path = "../../tests/common/mod.rs"]
 mod common;
-#[path = "../../examples/decode/file.rs"]
-mod file;
 #[path = "../../tests/common/hosts.rs"]
 pub mod hosts;
-#[path = "../../examples/decode/layout.rs"]
-mod layout;
 #[path = "../../tests/common/promise.rs"]
 mod promise;
-#[path = "../../examples/decode/sparse.rs"]
-mod sparse;
-#[path = "../../examples/decode/stored.rs"]
-mod stored;
-#[path = "../../examples/decode/tensors.rs"]
-mod tensors;
 
 pub mod draw;
 mod exact;

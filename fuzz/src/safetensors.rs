@@ -1,4 +1,4 @@
-//! The `decode` example's reader: any file is read or refused, and what was read is a problem or
+//! The reader of the `decode` example: any file is read or refused, and a read problem is valid or
 //! refused.
 //!
 //! Half of the inputs are files. The others are headers in JSON up to a line's end, and then
@@ -6,9 +6,9 @@
 //! lengths.
 
 use amla::{Options, Plan, Shape};
+use amla_examples::problem::parse;
 
 use crate::common::backends;
-use crate::file::parse;
 use crate::hosts::decoded;
 
 /// A file may be so long.

@@ -48,15 +48,22 @@ pub fn run(command: &mut Command) -> Output {
     output
 }
 
-/// The folder with `libamla.a` and `libamla.so`, as `cargo build --release -p amla-ffi` leaves it.
+/// The folder with `libamla.a` and `libamla.so`, as `cargo build --profile dist -p amla-ffi` builds them.
 pub fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
         let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--release", "-p", "amla-ffi", "--target-dir"]);
+        cargo.args([
+            "build",
+            "--profile",
+            "dist",
+            "-p",
+            "amla-ffi",
+            "--target-dir",
+        ]);
         run(cargo.arg(target).current_dir(root()));
-        target.join("release")
+        target.join("dist")
     })
 }
 

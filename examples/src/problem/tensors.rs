@@ -7,34 +7,75 @@ use half::{bf16, f16};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 
-use crate::stored::{Elements, Format, Stored};
+use super::stored::{Elements, Format, Stored};
+
+/// Tensors of rows, each of which may have a tensor of scales.
+const ROWS: [&str; 8] = [
+    "q", "q_nope", "q_rope", "kv", "ckv", "k_rope", "v", "extra_kv",
+];
+
+/// All other tensors.
+const OTHERS: [&str; 13] = [
+    "softmax_scale",
+    "q_indptr",
+    "kv_indptr",
+    "block_table",
+    "cache_seqlens",
+    "tail_mask",
+    "sink",
+    "indices",
+    "topk_length",
+    "extra_indices",
+    "extra_topk_length",
+    "expected_o",
+    "expected_lse",
+];
+
+/// Whether a problem may have a tensor of that name.
+fn is_known(name: &str) -> bool {
+    let rows = name.strip_suffix("_scale").unwrap_or(name);
+    ROWS.contains(&rows) || OTHERS.contains(&name)
+}
 
 /// A file's tensors and metadata.
 pub struct Tensors<'a> {
     tensors: SafeTensors<'a>,
     metadata: HashMap<String, String>,
-    /// What somebody has asked for.
-    known: Vec<String>,
-    /// What the user should know about how the file was read.
+    /// Names of tensors that the reader looked up.
+    used: Vec<String>,
+    /// Notes for the user about how the file was read.
     notes: Vec<String>,
 }
 
 impl<'a> Tensors<'a> {
     /// # Errors
-    /// One line: what is wrong with the file.
+    /// One line: the file is malformed or has an unknown tensor.
     pub fn of(bytes: &'a [u8]) -> Result<Self, String> {
         let invalid = |e| format!("not a valid safetensors file: {e}");
         let (_, header) = SafeTensors::read_metadata(bytes).map_err(invalid)?;
+        let tensors = SafeTensors::deserialize(bytes).map_err(invalid)?;
+        // A misspelt name of an optional tensor would silently change the problem.
+        let names = tensors.names().into_iter();
+        if let Some(name) = names.filter(|name| !is_known(name)).min() {
+            return Err(format!(
+                "unknown tensor {name:?}; --help lists the known ones"
+            ));
+        }
+        let metadata = header.metadata().iter().flatten();
         Ok(Self {
-            tensors: SafeTensors::deserialize(bytes).map_err(invalid)?,
-            metadata: header.metadata().clone().unwrap_or_default(),
-            known: Vec::new(),
+            tensors,
+            metadata: metadata
+                .map(|(key, value)| (key.clone(), value.clone()))
+                .collect(),
+            used: Vec::new(),
             notes: Vec::new(),
         })
     }
 
+    /// The tensor of that name.
     pub fn optional(&mut self, name: &str) -> Option<Named<'a>> {
-        self.known.push(name.to_owned());
+        debug_assert!(is_known(name), "{name}");
+        self.used.push(name.to_owned());
         let view = self.tensors.tensor(name).ok()?;
         Some(Named {
             name: name.to_owned(),
@@ -56,7 +97,7 @@ impl<'a> Tensors<'a> {
     /// A tensor of queries, keys or values.
     ///
     /// # Errors
-    /// Nothing stores rows like that.
+    /// The type is no format of rows.
     pub fn input(&mut self, name: &str) -> Result<Option<Named<'a>>, String> {
         let tensor = self.optional(name);
         if let Some(tensor) = &tensor {
@@ -65,11 +106,10 @@ impl<'a> Tensors<'a> {
         Ok(tensor)
     }
 
-    /// An input's elements as they are, but for F32, which is rounded to BF16; `dims` are
-    /// those of [`Stored`].
+    /// An input's elements; F32 is rounded to BF16. `dims` are those of [`Stored`].
     ///
     /// # Errors
-    /// What is missing or does not fit.
+    /// A tensor is missing or does not fit.
     pub fn stored(&mut self, tensor: &Named, dims: [usize; 3]) -> Result<Stored, String> {
         let format = tensor.format()?;
         let scale = format!("{}_scale", tensor.name);
@@ -98,7 +138,7 @@ impl<'a> Tensors<'a> {
             (Format::F16, None) => Elements::F16(tensor.elements(Dtype::F16, f16::from_le_bytes)?),
             (Format::Fp8, None) => Elements::Fp8(tensor.view.data().to_vec()),
             (Format::Model1, None) => {
-                // Where the next head's rows would lie, nobody has said.
+                // The format defines no layout for several heads.
                 if dims[2] != 1 {
                     return Err(format!(
                         "{tensor} has MODEL1 rows of {} heads, not 1",
@@ -115,10 +155,10 @@ impl<'a> Tensors<'a> {
         })
     }
 
-    /// The notes, with one for each tensor that nobody has asked for.
+    /// The notes, with one for each tensor that has no use in this problem.
     pub fn notes(self) -> Vec<String> {
         let mut unused = self.tensors.names();
-        unused.retain(|name| !self.known.iter().any(|known| known == name));
+        unused.retain(|name| !self.used.iter().any(|used| used == name));
         unused.sort_unstable();
         let unused = unused.iter().map(|name| format!("{name:?} is not used"));
         unused.chain(self.notes).collect()
@@ -141,21 +181,21 @@ impl Named<'_> {
         self.shape().last().copied().unwrap_or_default()
     }
 
-    /// The shape but for the last dimension.
+    /// The shape without the last dimension.
     pub fn rows(&self) -> &[usize] {
         self.shape().split_last().map_or(&[], |(_, rows)| rows)
     }
 
-    /// Columns of a row, however it is stored.
+    /// Columns of a row in any format.
     pub fn columns(&self) -> usize {
         let width = self.width();
         self.format().map_or(width, |format| format.columns(width))
     }
 
-    /// How rows are stored.
+    /// The format of rows.
     ///
     /// # Errors
-    /// Like nothing that the kernel takes.
+    /// The kernel has no such format.
     fn format(&self) -> Result<Format, String> {
         match self.view.dtype() {
             Dtype::BF16 => Ok(Format::Bf16),
@@ -171,7 +211,7 @@ impl Named<'_> {
         }
     }
 
-    /// The shape isn't the one that the other tensors ask for.
+    /// The error that the shape isn't the one that other tensors require.
     pub fn misfit(&self, want: impl fmt::Display) -> String {
         format!(
             "{} has shape {:?}, expected {want}",
@@ -191,7 +231,7 @@ impl Named<'_> {
     }
 
     /// # Errors
-    /// The tensor hasn't as many rows as another, or not of so many columns.
+    /// The tensor has another number of rows than `other`, or of columns than `columns`.
     pub fn expect_like(&self, other: &Named, columns: usize) -> Result<(), String> {
         let want = [other.rows(), &[columns]].concat();
         let own = self.columns();
@@ -204,7 +244,10 @@ impl Named<'_> {
         Err(self.misfit(format_args!("{want:?}; its rows have {own} columns")))
     }
 
-    /// The elements, if they are of that type.
+    /// The elements.
+    ///
+    /// # Errors
+    /// They have another type.
     fn elements<const N: usize, T>(
         &self,
         dtype: Dtype,
@@ -261,12 +304,12 @@ impl Named<'_> {
     }
 }
 
-/// A tensor lacks another.
+/// The error that a tensor requires another.
 pub fn missing(name: &str, other: impl fmt::Display) -> String {
     format!("there is no tensor {name} for {other}")
 }
 
-/// As errors show it: name and shape.
+/// Name and shape.
 impl fmt::Display for Named<'_> {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(f, "{} {:?}", self.name, self.shape())

@@ -1,24 +1,24 @@
-//! Sparse attention: the keys of each query position by their places.
+//! Sparse attention: the keys of each query position by index.
 
 use amla::{Extra, Indices, Sparse};
 
-use crate::layout::{Queries, pages};
-use crate::stored::Stored;
-use crate::tensors::{Named, Tensors, missing};
+use super::layout::{Queries, pages};
+use super::stored::Stored;
+use super::tensors::{Named, Tensors, missing};
 
-/// Places of keys, `[b, s_q, topk]`.
-pub struct Places {
+/// Indices of keys, `[b, s_q, topk]`.
+pub struct TopK {
     entries: Vec<i32>,
     s_q: usize,
     topk: usize,
     lengths: Option<Vec<i32>>,
 }
 
-impl Places {
-    /// Places, and how many of them count, if a file has tensors of these names.
+impl TopK {
+    /// Indices and the number of valid ones, from a file's tensors of these names.
     ///
     /// # Errors
-    /// What is missing or does not fit.
+    /// A tensor is missing or does not fit.
     pub fn of(
         file: &mut Tensors,
         names: [&str; 2],
@@ -50,77 +50,77 @@ impl Places {
         }
     }
 
-    /// How many of a query position's places there are in a cache of so many keys.
+    /// The number of a query position's indices that are valid in a cache of `keys` keys.
     fn within(&self, [b, j]: [usize; 2], keys: usize) -> usize {
         let len = self.lengths.as_ref().map_or(self.topk, |lengths| {
             usize::try_from(lengths[b]).unwrap_or_default()
         });
-        let places = &self.entries[(b * self.s_q + j) * self.topk..][..len];
-        let valid = |&&place: &&i32| usize::try_from(place).is_ok_and(|place| place < keys);
-        places.iter().filter(valid).count()
+        let indices = &self.entries[(b * self.s_q + j) * self.topk..][..len];
+        let valid = |&&index: &&i32| usize::try_from(index).is_ok_and(|index| index < keys);
+        indices.iter().filter(valid).count()
     }
 }
 
 /// The keys that queries attend to.
-pub struct Chosen {
-    places: Places,
+pub struct SparseKeys {
+    topk: TopK,
     extra: Option<SecondCache>,
 }
 
 struct SecondCache {
     /// Its dimensions are pages, keys of each, and heads.
     kv: Stored,
-    places: Places,
+    topk: TopK,
 }
 
-impl Chosen {
-    /// Adds the second cache, if there is one, for so many KV heads and columns.
+impl SparseKeys {
+    /// Adds the second cache, if the file has one, of `h_kv` KV heads and `d_qk` columns.
     ///
     /// # Errors
-    /// What is missing or does not fit.
+    /// A tensor is missing or does not fit.
     pub fn of(
         file: &mut Tensors,
-        places: Option<Places>,
+        topk: Option<TopK>,
         queries: &Queries,
         h_kv: usize,
         d_qk: usize,
     ) -> Result<Option<Self>, String> {
         let names = ["extra_indices", "extra_topk_length"];
         let kv = file.input("extra_kv")?;
-        let extra = match (kv, Places::of(file, names, queries)?) {
+        let extra = match (kv, TopK::of(file, names, queries)?) {
             (None, None) => None,
             (Some(kv), None) => return Err(missing(names[0], &kv)),
             (None, Some(_)) => return Err(missing("extra_kv", names[0])),
-            (Some(kv), Some(places)) => Some(SecondCache::of(file, &kv, places, h_kv, d_qk)?),
+            (Some(kv), Some(topk)) => Some(SecondCache::of(file, &kv, topk, h_kv, d_qk)?),
         };
-        match (places, extra) {
-            (Some(places), extra) => Ok(Some(Self { places, extra })),
+        match (topk, extra) {
+            (Some(topk), extra) => Ok(Some(Self { topk, extra })),
             (None, Some(_)) => Err(missing("indices", "extra_kv")),
             (None, None) => Ok(None),
         }
     }
 
-    /// As the library has it.
+    /// The library's view.
     pub fn sparse(&self) -> Sparse<'_> {
         Sparse {
-            indices: self.places.indices(),
-            extra: self.extra.as_ref().map(|SecondCache { kv, places }| Extra {
+            indices: self.topk.indices(),
+            extra: self.extra.as_ref().map(|SecondCache { kv, topk }| Extra {
                 kv: kv.tensor(),
                 pages: kv.dims[0],
                 page_size: kv.dims[1],
-                indices: places.indices(),
+                indices: topk.indices(),
             }),
         }
     }
 
-    /// How many keys a query position, `[request, position]`, sees, if the first cache
-    /// has so many for it. Of a problem that was checked.
+    /// The number of keys that a query position, `[request, position]`, sees, if the first cache has
+    /// `keys` keys for it. The problem must be valid.
     pub fn seen(&self, at: [usize; 2], keys: usize) -> usize {
-        let extra = self.extra.as_ref().map_or(0, |SecondCache { kv, places }| {
+        let extra = self.extra.as_ref().map_or(0, |SecondCache { kv, topk }| {
             let [pages, page_size, _] = kv.dims;
-            places.within(at, pages * page_size)
+            topk.within(at, pages * page_size)
         });
-        self.places.within(at, keys) + extra
+        self.topk.within(at, keys) + extra
     }
 }
 
@@ -128,7 +128,7 @@ impl SecondCache {
     fn of(
         file: &mut Tensors,
         kv: &Named,
-        places: Places,
+        topk: TopK,
         h_kv: usize,
         d_qk: usize,
     ) -> Result<Self, String> {
@@ -140,7 +140,7 @@ impl SecondCache {
         kv.expect_like(kv, d_qk)?;
         Ok(Self {
             kv: file.stored(kv, dims)?,
-            places,
+            topk,
         })
     }
 }

@@ -5,40 +5,43 @@ use std::ops::Range;
 use amla::{Pages, Problem, Shape, TailMask};
 use half::bf16;
 
-use crate::sparse::Chosen;
-use crate::stored::{Elements, Stored};
+use super::sparse::SparseKeys;
+use super::stored::{Elements, Stored};
 
 /// A problem that owns its tensors.
 pub struct Case {
+    /// The problem's sizes.
     pub shape: Shape,
-    pub q: Stored,
-    pub q_rope: Option<Stored>,
+    pub(super) q: Stored,
+    pub(super) q_rope: Option<Stored>,
     /// Runs from 0 to the number of queries.
-    pub q_indptr: Option<Vec<i32>>,
-    pub kv: Stored,
-    pub k_rope: Option<Stored>,
-    pub v: Option<Stored>,
-    pub pages: Option<Table>,
-    pub kv_indptr: Option<Vec<i32>>,
-    pub cache_seqlens: Option<Vec<i32>>,
+    pub(super) q_indptr: Option<Vec<i32>>,
+    pub(super) kv: Stored,
+    pub(super) k_rope: Option<Stored>,
+    pub(super) v: Option<Stored>,
+    pub(super) pages: Option<Table>,
+    pub(super) kv_indptr: Option<Vec<i32>>,
+    pub(super) cache_seqlens: Option<Vec<i32>>,
+    /// Whether a query sees no key after its own.
     pub causal: bool,
+    /// The number of keys up to a query's own that it sees.
     pub window: Option<usize>,
-    pub tail_mask: Option<Tail>,
-    pub sparse: Option<Chosen>,
-    pub sink: Option<Vec<f32>>,
-    pub softmax_scale: f32,
+    pub(super) tail_mask: Option<Tail>,
+    pub(super) sparse: Option<SparseKeys>,
+    pub(super) sink: Option<Vec<f32>>,
+    pub(super) softmax_scale: f32,
     /// `[b, s_q, h_q]` of the outputs: `[1, tokens, h_q]` with `q_indptr`.
     pub rows: [usize; 3],
     /// `rows x d_v`
     pub expected_o: Option<Vec<f64>>,
     /// `rows`, but heads before positions.
     pub expected_lse: Option<Vec<f64>>,
-    /// What the user should know about the case.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
-/// Where the pages are, `[b, max_blocks]`; nowhere if places of keys say it.
-pub struct Table {
+/// A block table, `[b, max_blocks]`; empty for sparse attention, whose indices count slots of pages.
+pub(super) struct Table {
     pub entries: Vec<i32>,
     pub max_blocks: usize,
     pub page_size: usize,
@@ -46,7 +49,7 @@ pub struct Table {
 }
 
 /// A tail mask, `tail / 64` words rounded up for each query.
-pub struct Tail {
+pub(super) struct Tail {
     pub words: Vec<u64>,
     pub tail: usize,
 }
@@ -84,8 +87,7 @@ impl Case {
         }
     }
 
-    /// Applies the command line's masks. What is expected counts for nothing if it was
-    /// computed without them.
+    /// Applies the command line's masks. Drops expected values that were computed without them.
     pub fn restrict(&mut self, causal: bool, window: Option<usize>) {
         let more = causal && !self.causal;
         let other = window.is_some() && window != self.window;
@@ -133,14 +135,14 @@ impl Case {
                 words: &mask.words,
                 tail: mask.tail,
             }),
-            sparse: self.sparse.as_ref().map(Chosen::sparse),
+            sparse: self.sparse.as_ref().map(SparseKeys::sparse),
             sink: self.sink.as_deref(),
             ..Problem::dense(self.shape, &[], &[], self.softmax_scale)
         }
     }
 }
 
-/// Of a case whose problem was checked.
+/// For a case whose problem is valid.
 impl Case {
     /// Request and query position of each query, in the outputs' order.
     pub fn positions(&self) -> impl Iterator<Item = [usize; 2]> {
@@ -154,10 +156,10 @@ impl Case {
         2.0 * (s.h_q * (s.d_qk + s.d_v)) as f64 * keys as f64
     }
 
-    /// How many keys query position `j` of request `b` sees.
+    /// The number of keys that query position `j` of request `b` sees.
     fn seen(&self, b: usize, j: usize) -> usize {
-        if let Some(chosen) = &self.sparse {
-            return chosen.seen([b, j], self.len(b));
+        if let Some(sparse) = &self.sparse {
+            return sparse.seen([b, j], self.len(b));
         }
         let visible = self.visible(b, j);
         let Some(mask) = &self.tail_mask else {
@@ -173,8 +175,7 @@ impl Case {
         visible.len() - hidden.count()
     }
 
-    /// The keys that query position `j` of request `b` sees, but for those that the
-    /// tail mask hides.
+    /// The keys that query position `j` of request `b` sees if no tail mask hides them.
     fn visible(&self, b: usize, j: usize) -> Range<usize> {
         let len = self.len(b);
         // One more than the position's own key.
@@ -199,7 +200,7 @@ impl Case {
         indptr.map_or(self.shape.s_q, |indptr| between(indptr, b).len())
     }
 
-    /// Where the position lies in tensors of queries.
+    /// The index of query position `j` of request `b` in tensors of queries.
     fn token(&self, b: usize, j: usize) -> [usize; 2] {
         match &self.q_indptr {
             Some(indptr) => [0, between(indptr, b).start + j],
@@ -208,7 +209,7 @@ impl Case {
     }
 }
 
-/// What offsets leave request `b`.
+/// The rows of request `b` by offsets.
 fn between(indptr: &[i32], b: usize) -> Range<usize> {
     let [start, end] = [indptr[b], indptr[b + 1]].map(|x| usize::try_from(x).unwrap_or_default());
     start..end

@@ -7,15 +7,15 @@ use std::path::Path;
 use amla::{SUPPORTED_DIMS, Shape};
 use safetensors::tensor::{Dtype, TensorView};
 
-use crate::case::{Case, Tail, heads_first};
-use crate::layout::{Keys, Parts, Queries};
-use crate::sparse::{Chosen, Places};
-use crate::tensors::{Named, Tensors};
+use super::case::{Case, Tail, heads_first};
+use super::layout::{Keys, Parts, Queries};
+use super::sparse::{SparseKeys, TopK};
+use super::tensors::{Named, Tensors};
 
 /// Reads a file.
 ///
 /// # Errors
-/// One line that names the file and what is wrong.
+/// One line that names the file and the fault.
 pub fn read(path: &Path, d_v: Option<usize>) -> Result<Case, String> {
     fs::read(path)
         .map_err(|e| e.to_string())
@@ -23,11 +23,11 @@ pub fn read(path: &Path, d_v: Option<usize>) -> Result<Case, String> {
         .map_err(|e| format!("{}: {e}", path.display()))
 }
 
-/// Reads a file's bytes; `d_v` is the user's word on the width of a value.
+/// Reads a file's bytes; `d_v` is the width of a value, if the user gives one.
 ///
 /// # Errors
-/// One line: what is missing or does not fit. Values, and sizes that fit each other,
-/// are for [`amla::Plan::new`] to check.
+/// One line: a tensor is missing, unknown, or does not fit. [`amla::Plan::new`] checks values, and
+/// sizes that fit each other.
 pub fn parse(bytes: &[u8], d_v: Option<usize>) -> Result<Case, String> {
     let mut file = Tensors::of(bytes)?;
     let q = Parts::of(&mut file, ["q", "q_nope", "q_rope"])?;
@@ -39,14 +39,14 @@ pub fn parse(bytes: &[u8], d_v: Option<usize>) -> Result<Case, String> {
 
     let queries = Queries::of(&mut file, &q)?;
     let [.., h_q] = queries.rows;
-    let places = Places::of(&mut file, ["indices", "topk_length"], &queries)?;
-    let keys = Keys::of(&mut file, &kv, queries.b, places.is_some())?;
+    let topk = TopK::of(&mut file, ["indices", "topk_length"], &queries)?;
+    let keys = Keys::of(&mut file, &kv, queries.b, topk.is_some())?;
     let [.., h_kv] = keys.rows;
-    // Places in pages know no requests, nor how long they are.
-    let lengths = places.is_none() || keys.indptr.is_some();
+    // Indices of slots don't depend on requests and their lengths.
+    let lengths = topk.is_none() || keys.indptr.is_some();
     let cache_seqlens = lengths.then(|| file.optional("cache_seqlens")).flatten();
 
-    // The width of a value is that of every tensor that has it.
+    // All tensors that have d_v columns must agree.
     let rope = q.rope.as_ref().map_or(0, Named::columns);
     let d_qk = q.first.columns().saturating_add(rope);
     let mut width = d_v;
@@ -84,7 +84,7 @@ pub fn parse(bytes: &[u8], d_v: Option<usize>) -> Result<Case, String> {
         }
     }
 
-    let sparse = Chosen::of(&mut file, places, &queries, h_kv, d_qk)?;
+    let sparse = SparseKeys::of(&mut file, topk, &queries, h_kv, d_qk)?;
     let tail_mask = tail_mask
         .map(|mask| tail(&mask, queries.lead()))
         .transpose()?;
@@ -163,7 +163,7 @@ fn window(file: &Tensors) -> Result<Option<usize>, String> {
         .transpose()
 }
 
-/// `expected_lse`, heads before positions, from that or from the other order.
+/// `expected_lse`, heads before positions, from either order.
 fn log_sums(lse: &Named, [b, s_q, h_q]: [usize; 3], ragged: bool) -> Result<Vec<f64>, String> {
     let from = usize::from(ragged);
     let (heads, positions) = ([b, h_q, s_q], [b, s_q, h_q]);
@@ -178,17 +178,16 @@ fn log_sums(lse: &Named, [b, s_q, h_q]: [usize; 3], ragged: bool) -> Result<Vec<
     }
 }
 
-/// Writes `o` and `lse` to `path`, whole or not at all: to a temporary file beside it,
-/// then renamed.
+/// Writes `o` and `lse` to `path` atomically: to a temporary file beside it, then renamed.
 ///
 /// # Errors
-/// One line that names the file and what is wrong.
+/// One line that names the file and the fault.
 pub fn write(path: &Path, case: &Case, o: &[f32], lse: &[f32]) -> Result<(), String> {
     let fail = |e: &dyn std::fmt::Display| format!("cannot write {}: {e}", path.display());
     if fs::metadata(path).is_ok_and(|meta| !meta.is_file()) {
         return Err(fail(&"it is not a regular file"));
     }
-    // A link stays, what it points to is replaced.
+    // Replaces the target of a link, not the link.
     let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let name = target.file_name().ok_or_else(|| fail(&"no file name"))?;
 
@@ -215,7 +214,7 @@ pub fn write(path: &Path, case: &Case, o: &[f32], lse: &[f32]) -> Result<(), Str
     file.write_all(&bytes)
         .and_then(|()| fs::rename(&temporary, &target))
         .map_err(|e| {
-            // Best effort: the first error is the one to tell.
+            // Best effort: the first error is reported.
             let _ = fs::remove_file(&temporary);
             fail(&e)
         })

@@ -1,28 +1,30 @@
-//! The paper's figures (tab:perfexp): batch 96, 128 heads, on an Ascend 910 and on
-//! a GPU of 989 TFLOPS and 3.35 TB/s that runs `FlashMLA`.
+//! The paper's figures (tab:perfexp): batch 96, 128 heads, on an Ascend 910 and on a GPU of 989
+//! TFLOPS and 3.35 TB/s that runs `FlashMLA`.
 
 use amla::Shape;
 
 /// Its batch.
-#[allow(dead_code, reason = "not every program looks at it")]
 pub const BATCH: usize = 96;
 /// Its context lengths.
 pub const CONTEXTS: [usize; 6] = [1024, 2048, 3072, 4096, 6144, 16384];
 /// Its numbers of query positions.
 pub const S_Q: [usize; 2] = [1, 2];
 
-/// Duration in microseconds and FU.
+/// Duration and FLOPS utilization.
 #[derive(Clone, Copy, Debug)]
 pub struct Figure {
+    /// Duration in microseconds.
     pub microseconds: f64,
+    /// FU, a fraction.
     pub utilization: f64,
 }
 
-/// What the paper has beside one of our cells.
+/// The paper's figures for one shape.
 #[derive(Clone, Copy, Debug)]
 pub struct Figures {
+    /// On the Ascend 910.
     pub ascend: Figure,
-    #[allow(dead_code, reason = "the model is of the other one")]
+    /// On the GPU.
     pub gpu: Figure,
 }
 
@@ -46,7 +48,7 @@ const TABLE: [[[f64; 4]; 6]; 2] = [
     ],
 ];
 
-/// The figures for a shape, whatever its batch, if it is one of the paper's.
+/// The figures for a shape of any batch, if it is one of the paper's.
 pub fn figures(shape: &Shape) -> Option<Figures> {
     if shape.h_q != 128 {
         return None;

@@ -1,14 +1,13 @@
-//! The `utilization` example as its users run it. How fast anything was is not looked at.
+//! The `utilization` example as its users run it. Speed isn't tested.
 
-#[path = "common/example.rs"]
-mod example;
+mod common;
 
 use std::fs;
 use std::path::Path;
 
-use example::{command, number, objects, printed, refused};
+use common::{command, number, objects, printed, refused};
 
-/// As short as can be.
+/// As short as possible.
 const SHORT: [&str; 4] = ["--seconds", "0.001", "--backend", "portable"];
 
 #[test]
@@ -40,7 +39,7 @@ fn cells_are_objects() {
         let memory = positive("read_gbs") * intensity;
         let bound = memory.min(positive("peak_gflops"));
         assert!((positive("bound_gflops") / bound - 1.0).abs() < 1e-9);
-        // Of the smaller of both; of the peak by the median of runs against those beside them.
+        // The fraction of the smaller of both; of the peak, the median over runs.
         let of_memory = number(cell, "gflops") / memory;
         let of_bound = positive("utilization").max(of_memory);
         assert!((positive("of_bound") / of_bound - 1.0).abs() < 1e-9);
@@ -49,7 +48,7 @@ fn cells_are_objects() {
 }
 
 #[test]
-fn tables_and_plot_have_all_that_was_asked_for() {
+fn tables_and_plot_are_complete() {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("utilization.svg");
     let shown = path.to_str().unwrap();
     let arguments = [
@@ -57,7 +56,7 @@ fn tables_and_plot_have_all_that_was_asked_for() {
         "192",
         "--threads",
         "1",
-        "--few",
+        "--skinny",
         "--svg",
         shown,
     ];
@@ -79,10 +78,10 @@ fn tables_and_plot_have_all_that_was_asked_for() {
         .into_iter()
         .map(|row| row[0].clone())
         .collect();
-    let few = [
+    let all = [
         "1", "2", "3", "4", "5", "6", "7", "8", "12", "16", "24", "32", "48", "64",
     ];
-    assert_eq!(heads, few);
+    assert_eq!(heads, all);
     // The paper's intensities.
     let kinds: Vec<_> = rows("\nvariant ").iter().map(|row| row.join(" ")).collect();
     let beginnings = [
@@ -117,7 +116,7 @@ fn mistakes_are_one_line_that_names_the_culprit() {
         (&["--heads", "1025"], "--heads"),
         (&["--seconds", "nan"], "--seconds"),
         (&["--threads", "0"], "--threads"),
-        // Where the system tells how much there is.
+        // Linux reports the available memory.
         #[cfg(target_os = "linux")]
         (
             &["--batch", "1024", "--context", "1048576"],

@@ -1,9 +1,9 @@
 //! How far a result is from the truth.
 
-/// `||got - want||_F / (||want||_F + 1e-10)`, the paper's error measure.
+/// `||got - want||_F / ||want||_F`, the paper's error measure; 0 if nothing differs.
 ///
-/// Elements that are the same infinity, or both NaN, agree; where only one of
-/// the two is finite, or they are different infinities, the error is infinite.
+/// Elements that are the same infinity, or both NaN, agree. If only one of the two is finite, or if
+/// they are different infinities, the error is infinite.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -16,11 +16,14 @@ pub fn relative_frobenius(got: &[f32], want: &[f64]) -> f64 {
             norm += want * want;
         }
     }
-    error.sqrt() / (norm.sqrt() + 1e-10)
+    if error == 0.0 {
+        return 0.0;
+    }
+    (error / norm).sqrt()
 }
 
-/// The largest `|got - want|`, with [`relative_frobenius`]' rule for what is
-/// not finite.
+/// The largest `|got - want|`, with the rule of [`relative_frobenius`] for elements that are not
+/// finite.
 ///
 /// # Panics
 /// If the lengths differ.

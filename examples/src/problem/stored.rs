@@ -6,8 +6,9 @@ use half::{bf16, f16};
 
 /// A contiguous tensor.
 pub struct Stored {
+    /// Its elements.
     pub elements: Elements,
-    /// Requests or pages, positions or keys, heads; one of all tokens if they are ragged.
+    /// Requests or pages, positions or keys, heads; ragged tokens are one request.
     pub dims: [usize; 3],
     /// Elements of a row; bytes, for FP8.
     pub row: usize,
@@ -15,13 +16,19 @@ pub struct Stored {
 
 /// [`Data`], owned.
 pub enum Elements {
+    /// [`Data::Bf16`]
     Bf16(Vec<bf16>),
+    /// [`Data::F16`]
     F16(Vec<f16>),
+    /// [`Data::Fp8`]
     Fp8(Vec<u8>),
-    /// Of each page the rows, then their scales.
+    /// [`Data::Model1`]: the rows of each page, then their scales.
     Model1(Vec<u8>),
+    /// [`Data::Int8`]
     Int8 {
+        /// The quantised elements.
         values: Vec<i8>,
+        /// A scale for each row.
         scales: Vec<f32>,
     },
 }
@@ -30,7 +37,7 @@ impl Stored {
     /// The tensor, borrowed.
     pub fn tensor(&self) -> Tensor<'_> {
         let [_, inner, heads] = self.dims;
-        // Nothing was checked yet, and empty tensors may have dimensions of any size.
+        // The problem may be invalid, and empty tensors may have dimensions of any size.
         let over = |row: usize| {
             let token = heads.saturating_mul(row);
             [inner.saturating_mul(token), token, row]
@@ -58,21 +65,26 @@ impl Stored {
     }
 }
 
-/// How a file's tensor stores rows.
+/// The format of a file's rows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Format {
+    /// BF16.
     Bf16,
-    /// Rounded to BF16 when it is read.
+    /// FP32, rounded to BF16 when it is read.
     F32,
+    /// FP16.
     F16,
+    /// FlashMLA's FP8.
     Fp8,
+    /// FlashMLA's MODEL1.
     Model1,
+    /// INT8 with a scale for each row.
     Int8,
 }
 
 impl Format {
-    /// The formats of bytes, by those of a row; a MODEL1 row's scales count as its own.
-    pub fn of_bytes(row: usize) -> Option<Self> {
+    /// The format of rows of `row` bytes, a MODEL1 row's scales included.
+    pub(super) fn of_bytes(row: usize) -> Option<Self> {
         match row {
             FP8_ROW => Some(Self::Fp8),
             _ if row == MODEL1_ROW + MODEL1_SCALES => Some(Self::Model1),
@@ -80,8 +92,8 @@ impl Format {
         }
     }
 
-    /// Columns of a row of so many elements.
-    pub fn columns(self, row: usize) -> usize {
+    /// The number of columns in a row of `row` elements.
+    pub(super) fn columns(self, row: usize) -> usize {
         match self {
             Self::Fp8 => 576,
             Self::Model1 => 512,

@@ -1,4 +1,4 @@
-//! The examples as their users run them.
+//! The programs as their users run them.
 #![allow(dead_code, reason = "each test uses some of it")]
 
 use std::process::{Command, Output, Stdio};
@@ -13,7 +13,7 @@ pub fn command(name: &str) -> Command {
     path.push(format!("examples/{name}{}", std::env::consts::EXE_SUFFIX));
     assert!(
         path.exists(),
-        "{} is missing; `cargo test` builds it, `cargo test --test {name}_cli` does not",
+        "{} is missing; `cargo test` builds it, and `cargo test --test ...` needs `--example {name}` too",
         path.display()
     );
     let mut command = Command::new(path);
@@ -21,7 +21,7 @@ pub fn command(name: &str) -> Command {
     command
 }
 
-/// What a successful run prints.
+/// Standard output of a successful run.
 pub fn printed(name: &str, arguments: &[&str]) -> String {
     let output = command(name).args(arguments).output().unwrap();
     let complaint = String::from_utf8(output.stderr).unwrap();
@@ -29,7 +29,7 @@ pub fn printed(name: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The objects that it prints, one a line.
+/// The JSON objects that a successful run prints, one a line.
 pub fn objects(name: &str, arguments: &[&str]) -> Vec<Value> {
     let lines = printed(name, arguments);
     lines
@@ -42,7 +42,7 @@ pub fn number(object: &Value, name: &str) -> f64 {
     object[name].as_f64().unwrap()
 }
 
-/// Exit code 2, one line on standard error that says `why`.
+/// Exit code 2, one line on standard error that contains `why`.
 pub fn refused(command: &mut Command, why: &str) -> Output {
     let output = command.output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);

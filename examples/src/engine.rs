@@ -13,27 +13,26 @@ const DOTS: u64 = 4096;
 
 /// Threads, a workspace for each, and the memory for partial results.
 pub struct Engine {
-    /// What the next run uses.
+    /// Backend and modes of the next run.
     pub options: Options,
-    /// Absent when the caller's thread does everything.
+    /// None if the calling thread computes alone.
     pool: Option<Arc<ThreadPool>>,
     workspaces: Vec<Box<Workspace>>,
     partials: Vec<f32>,
 }
 
-/// What `Engine::measure` found; medians over its repetitions.
+/// A speed; each figure is a median over repetitions.
 #[derive(Clone, Copy, Debug)]
 pub struct Measurement {
     /// Time of one run.
     pub seconds: f64,
-    /// Speed of the kernel, all threads together.
+    /// Speed of the kernel, the sum over all threads.
     pub gflops: f64,
-    /// Speed of the backend's own multiply-add in registers, all threads together.
+    /// Speed of the backend's own multiply-add in registers, the sum over all threads.
     pub peak_gflops: f64,
     /// Kernel over peak, each repetition against the peaks beside it.
     pub utilization: f64,
     /// First and third quartile of the repetitions that `utilization` is the median of.
-    #[allow(dead_code, reason = "not every example shows the spread")]
     pub quartiles: [f64; 2],
 }
 
@@ -56,7 +55,7 @@ impl Engine {
         })
     }
 
-    /// How many threads work.
+    /// The number of threads.
     pub fn threads(&self) -> usize {
         self.workspaces.len()
     }
@@ -79,9 +78,8 @@ impl Engine {
         pool.install(|| decode_on_rayon(problem, options, &plan, workspaces, partials, output))
     }
 
-    /// Runs `problem`, of `flop` floating-point operations, for about `budget`, at least
-    /// once, peak and kernel in turn, so that a neighbour's noise on a shared machine
-    /// hits both.
+    /// Runs `problem`, of `flop` floating-point operations, for about `budget` and at least once.
+    /// Peak and kernel run in turn, so that noise on a shared machine hits both.
     ///
     /// # Errors
     /// The problem is malformed.
@@ -94,8 +92,8 @@ impl Engine {
         self.measure_in_turn(slice::from_ref(problem), flop, budget)
     }
 
-    /// The same for several problems of one shape, each run with the next of them:
-    /// where they exceed the processor's caches together, each comes from memory.
+    /// The same for several problems of one shape; each run takes the next of them. If they exceed
+    /// the processor's caches, keys come from memory.
     ///
     /// # Errors
     /// A problem is malformed.
@@ -110,7 +108,7 @@ impl Engine {
         let mut o = vec![0.0; rows * shape.d_v];
         let mut lse = vec![0.0; rows];
         let mut turns = problems.iter().cycle();
-        // From within the pool, as layers are computed one after the other.
+        // Within the pool, as a model's layers are computed one after the other.
         let pool = self.pool.clone();
         let mut kernel = |engine: &mut Self, runs: u32| {
             let mut sample = || {
@@ -127,9 +125,8 @@ impl Engine {
             }
         };
 
-        // The first run is slower: it touches new memory. A sample lasts long enough
-        // for the clock, and the two peaks beside it together as long as it does, within
-        // reason: so that who preempts us hits either as often.
+        // The first run is slower: it touches new memory. A sample lasts long enough for the clock.
+        // The two peaks beside it last about as long, so that preemption hits both equally often.
         kernel(self, 1)?;
         let once = kernel(self, 1)?;
         let runs = (4e-3 / once).ceil().clamp(1.0, 1000.0) as u32;
@@ -166,7 +163,7 @@ impl Engine {
     fn peak_gflops(&self, duration: Duration) -> f64 {
         let ready = Barrier::new(self.threads());
         let work = || {
-            // By its own time: waking up isn't part of it, and a thread doesn't wait for the others' last dots.
+            // Each thread has its own clock: waking up and waiting for other threads don't count.
             ready.wait();
             let start = Instant::now();
             let mut flop = 0;
@@ -182,8 +179,7 @@ impl Engine {
     }
 }
 
-/// The shape of a problem's dense outputs: where queries are ragged, one request of all
-/// their tokens.
+/// The shape of a problem's dense outputs: one request of all tokens if queries are ragged.
 pub fn output_shape(problem: &Problem) -> Shape {
     let Some(indptr) = problem.q_indptr else {
         return problem.shape;
@@ -198,10 +194,10 @@ pub fn output_shape(problem: &Problem) -> Shape {
     }
 }
 
-/// The value that a fraction `q` of them lies below, between its neighbours if need be.
+/// The quantile `q` of the values, interpolated linearly.
 pub fn quantile(values: &mut [f64], q: f64) -> f64 {
     values.sort_by(f64::total_cmp);
-    let place = q * (values.len() - 1) as f64;
-    let [low, high] = [place.floor(), place.ceil()].map(|place| values[place as usize]);
-    low + (high - low) * place.fract()
+    let position = q * (values.len() - 1) as f64;
+    let [low, high] = [position.floor(), position.ceil()].map(|index| values[index as usize]);
+    low + (high - low) * position.fract()
 }

@@ -1,42 +1,41 @@
-//! How a file lays out queries and keys: dense, ragged or paged, whole or in parts.
+//! The layout of queries and keys: dense, ragged or paged; one tensor, or latent and rotary parts.
 
-use crate::case::Table;
-use crate::tensors::{Named, Tensors, missing};
+use super::case::Table;
+use super::tensors::{Named, Tensors, missing};
 
-/// A tensor of queries or keys, whole or in two parts.
+/// A tensor of queries or keys, or its two parts.
 pub struct Parts<'a> {
+    /// The tensor, or its first `d_v` columns.
     pub first: Named<'a>,
-    /// The columns from `d_v` on, if they are apart.
+    /// The columns from `d_v` on, if they are a tensor of their own.
     pub rope: Option<Named<'a>>,
 }
 
 impl<'a> Parts<'a> {
+    /// The tensors of these names: all columns, the first `d_v`, the others.
+    ///
     /// # Errors
-    /// Neither the whole nor both parts are there, or too much.
+    /// The file has neither the first nor both others, or too many of them.
     pub fn of(file: &mut Tensors<'a>, names: [&str; 3]) -> Result<Self, String> {
         let exclusive = |a: &Named, b: &Named| Err(format!("{a} and {b} exclude each other"));
-        let [whole, first, rope] = names.map(|name| file.input(name));
-        match [whole?, first?, rope?] {
+        let [all, first, rope] = names.map(|name| file.input(name));
+        match [all?, first?, rope?] {
             [Some(first), None, None] => Ok(Self { first, rope: None }),
             [None, Some(first), Some(rope)] => Ok(Self {
                 first,
                 rope: Some(rope),
             }),
-            [Some(whole), Some(part), _] | [Some(whole), None, Some(part)] => {
-                exclusive(&whole, &part)
-            }
+            [Some(all), Some(part), _] | [Some(all), None, Some(part)] => exclusive(&all, &part),
             [None, Some(first), None] => Err(missing(names[2], &first)),
             [None, None, Some(rope)] => Err(missing(names[1], &rope)),
             [None, None, None] => {
-                let [whole, first, rope] = names;
-                Err(format!(
-                    "there is no tensor {whole}, nor {first} and {rope}"
-                ))
+                let [all, first, rope] = names;
+                Err(format!("there is no tensor {all}, nor {first} and {rope}"))
             }
         }
     }
 
-    /// The first part's shape, which isn't `sizes` and a width.
+    /// The error that the first part's shape isn't one of `sizes` and a width.
     fn misfit(&self, sizes: &[&str]) -> String {
         let width = if self.rope.is_some() { "d_v" } else { "d_qk" };
         let forms = sizes.iter().map(|sizes| format!("[{sizes}, {width}]"));
@@ -44,9 +43,10 @@ impl<'a> Parts<'a> {
     }
 }
 
+/// Sizes of the queries.
 pub struct Queries {
     pub b: usize,
-    /// Most positions of a request.
+    /// The most positions of a request.
     pub s_q: usize,
     /// `[b, s_q, h_q]` or `[1, tokens, h_q]`
     pub rows: [usize; 3],
@@ -55,7 +55,7 @@ pub struct Queries {
 
 impl Queries {
     /// # Errors
-    /// What does not fit.
+    /// A tensor does not fit.
     pub fn of(file: &mut Tensors, q: &Parts) -> Result<Self, String> {
         let shape = q.first.shape();
         let Some(indptr) = file.optional("q_indptr") else {
@@ -73,7 +73,7 @@ impl Queries {
             return Err(q.misfit(&["tokens, h_q"]));
         };
         let offsets = Offsets::of(&indptr)?;
-        // Each row of the outputs is somebody's.
+        // Each row of the outputs belongs to a request.
         if offsets.first != 0 || !usize::try_from(offsets.last).is_ok_and(|last| last == tokens) {
             return Err(format!(
                 "{indptr} runs from {} to {}, not over {}",
@@ -82,21 +82,22 @@ impl Queries {
         }
         Ok(Self {
             b: offsets.values.len() - 1,
-            // The library wants a position, even if nobody has one.
+            // The library requires a position, even if no request has one.
             s_q: offsets.longest.max(1),
             rows: [1, tokens, h_q],
             indptr: Some(offsets.values),
         })
     }
 
-    /// `[b, s_q]` or `[tokens]`: what tensors of queries begin with.
+    /// `[b, s_q]` or `[tokens]`: the first dimensions of tensors of queries.
     pub fn lead(&self) -> &[usize] {
         &self.rows[usize::from(self.indptr.is_some())..2]
     }
 }
 
+/// Sizes and offsets of the keys.
 pub struct Keys {
-    /// Most keys of a request.
+    /// The most keys of a request.
     pub s_k: usize,
     /// `[b, s_k, h_kv]`, `[1, tokens, h_kv]` or `[pages, page_size, h_kv]`
     pub rows: [usize; 3],
@@ -105,10 +106,10 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// The layout of keys; `sparse` if queries choose theirs by their places.
+    /// The layout of keys; `sparse` if queries select keys by index.
     ///
     /// # Errors
-    /// What does not fit.
+    /// A tensor does not fit.
     pub fn of(file: &mut Tensors, kv: &Parts, b: usize, sparse: bool) -> Result<Self, String> {
         let shape = kv.first.shape();
         let paged = || {
@@ -117,9 +118,9 @@ impl Keys {
             })
         };
         let indptr = file.optional("kv_indptr");
-        // Places are in the cache itself then, as FlashMLA has it, and no table counts.
-        let placed = sparse && indptr.is_none();
-        let table = (!placed).then(|| file.optional("block_table")).flatten();
+        // Indices then count slots of the cache itself, as FlashMLA's do; a block table has no use.
+        let by_slot = sparse && indptr.is_none();
+        let table = (!by_slot).then(|| file.optional("block_table")).flatten();
         match (table, indptr) {
             (Some(table), Some(indptr)) => Err(format!("{table} and {indptr} exclude each other")),
             (Some(table), None) => {
@@ -130,7 +131,7 @@ impl Keys {
                 table.expect(&[b, max_blocks])?;
                 Ok(Self::paged(rows, max_blocks, table.i32s()?))
             }
-            (None, None) if placed => {
+            (None, None) if by_slot => {
                 let keys = Self::paged(paged()?, 0, Vec::new());
                 let [pages, page_size, _] = keys.rows;
                 Ok(Self {
@@ -168,7 +169,7 @@ impl Keys {
         }
     }
 
-    /// Pages, and where they are, `[b, max_blocks]`.
+    /// Pages, and a block table, `[b, max_blocks]`.
     fn paged(rows: [usize; 3], max_blocks: usize, entries: Vec<i32>) -> Self {
         let [pages, page_size, _] = rows;
         Self {
@@ -188,7 +189,7 @@ impl Keys {
 /// `[pages, page_size, h_kv]` of a paged cache.
 ///
 /// # Errors
-/// `misfit`, or pages of no keys.
+/// `misfit`, or pages have no keys.
 pub fn pages(kv: &Named, misfit: impl FnOnce() -> String) -> Result<[usize; 3], String> {
     let (&[pages, page_size], h_kv) = heads(kv.shape()).ok_or_else(misfit)?;
     if page_size == 0 {
@@ -197,7 +198,7 @@ pub fn pages(kv: &Named, misfit: impl FnOnce() -> String) -> Result<[usize; 3], 
     Ok([pages, page_size, h_kv])
 }
 
-/// The first `N` sizes, and that of the heads if a dimension of them comes next.
+/// The first `N` sizes, and the number of heads, which is 1 without a dimension of heads.
 fn heads<const N: usize>(shape: &[usize]) -> Option<(&[usize; N], usize)> {
     match shape.split_first_chunk()? {
         (first, [_]) => Some((first, 1)),
@@ -210,7 +211,7 @@ fn heads<const N: usize>(shape: &[usize]) -> Option<(&[usize; N], usize)> {
 struct Offsets {
     first: i32,
     last: i32,
-    /// Most rows of a request.
+    /// The most rows of a request.
     longest: usize,
     values: Vec<i32>,
 }
@@ -221,7 +222,7 @@ impl Offsets {
             &[n] if n > 0 => tensor.i32s()?,
             _ => return Err(tensor.misfit("[b + 1]")),
         };
-        // Below 0 and falling are for the library to find.
+        // The library refuses offsets below 0 and falling ones.
         let rows = |ends: &[i32]| usize::try_from(ends[1].max(0) - ends[0].max(0));
         Ok(Self {
             first: values[0],
