@@ -376,7 +376,7 @@ pub fn mul_pow2_f16_slice(xs: &mut [u16], n: i32) {
 // -------------------------------------------------------------------------------------------------
 
 /// How far exact mode's reference exponent is put above the largest score where it has to move, so that scores may grow by so many powers of two
-/// before it has to again (`docs/adr/0029`).
+/// before it has to again (`docs/adr/0001`).
 pub(crate) const HEADROOM: f32 = 3.0;
 
 /// `from - to` for integers held in FP32, clamped to what FP32 can be scaled by.

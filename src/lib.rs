@@ -70,8 +70,3 @@ pub use problem::{
 };
 pub use shape::Shape;
 pub use tile::{BLOCK_KEYS, Workspace};
-
-/// README's example is compiled and run with the others.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;

@@ -19,7 +19,7 @@ use crate::shape::Shape;
 use crate::tile::{GROUP_ROWS, PANEL_ROWS, PANELS, Workspace};
 
 /// With fewer tasks than these, groups are cut to two panels, and then to one: threads shouldn't go without, and panels one by one
-/// compute nearly as fast (`docs/adr/0034`).
+/// compute nearly as fast (`docs/adr/0007`).
 const FEW_TASKS: usize = 16;
 
 /// The tasks of a problem: requests x KV heads x pieces of row groups x ranges of keys, in that

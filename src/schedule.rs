@@ -92,7 +92,7 @@ pub const fn preload(items: usize) -> Preload {
 /// The same order with another preload count: so many C1 stages run before the loop.
 ///
 /// A machine whose stages don't overlap gains nothing by a preload, and with a count of 0, `C1(i) V1(i) C2(i)`, what C1
-/// read and wrote is still near when V1 and C2 want it (`docs/adr/0021`).
+/// read and wrote is still near when V1 and C2 want it (`docs/design.md`).
 ///
 /// ```
 /// use amla::schedule::{Stage::*, preload_by};

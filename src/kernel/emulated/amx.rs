@@ -217,7 +217,7 @@ pub unsafe fn run(templates: &[&str], names: &[&str], registers: &mut [usize]) {
 }
 
 /// Palette 1: eight tiles, each of 16 rows of 64 bytes.
-const EIGHT_OF_16_X_64: [u8; 64] = {
+pub static EIGHT_OF_16_X_64: [u8; 64] = {
     let mut config = [0; 64];
     config[0] = 1;
     let mut tile = 0;

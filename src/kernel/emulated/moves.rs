@@ -14,28 +14,37 @@ pub const _MM_HINT_T1: i32 = 2;
 #[inline(always)]
 pub fn _mm_prefetch<const HINT: i32>(_at: *const i8) {}
 
-macro_rules! loads_and_stores {
-    ($($load:ident, $store:ident: $Vector:ident by $Pointer:ty;)*) => {$(
+macro_rules! loads {
+    ($($name:ident: $Vector:ident by $Pointer:ty;)*) => {$(
         #[inline(always)]
-        pub unsafe fn $load(from: *const $Pointer) -> $Vector {
+        pub unsafe fn $name(from: *const $Pointer) -> $Vector {
             // SAFETY: the caller's promise: a vector is there to be read.
             $Vector(unsafe { from.cast::<[_; _]>().read_unaligned() })
         }
+    )*};
+}
 
+loads! {
+    _mm512_loadu_ps: __m512 by f32;
+    _mm512_loadu_si512: __m512i by __m512i;
+    _mm256_loadu_si256: __m256i by __m256i;
+    _mm_loadu_si128: __m128i by __m128i;
+}
+
+macro_rules! stores {
+    ($($name:ident: $Vector:ident by $Pointer:ty;)*) => {$(
         #[inline(always)]
-        pub unsafe fn $store(to: *mut $Pointer, x: $Vector) {
+        pub unsafe fn $name(to: *mut $Pointer, x: $Vector) {
             // SAFETY: the caller's promise: there is room for a vector.
             unsafe { to.cast::<[_; _]>().write_unaligned(x.0) }
         }
     )*};
 }
 
-loads_and_stores! {
-    _mm512_loadu_ps, _mm512_storeu_ps: __m512 by f32;
-    _mm512_loadu_si512, _mm512_storeu_si512: __m512i by __m512i;
-    _mm256_loadu_si256, _mm256_storeu_si256: __m256i by __m256i;
-    _mm_loadu_ps, _mm_storeu_ps: __m128 by f32;
-    _mm_loadu_si128, _mm_storeu_si128: __m128i by __m128i;
+stores! {
+    _mm512_storeu_ps: __m512 by f32;
+    _mm512_storeu_si512: __m512i by __m512i;
+    _mm_storeu_ps: __m128 by f32;
 }
 
 /// Lanes beyond the mask aren't read.
