@@ -1,5 +1,5 @@
-//! What a host's way of keeping its cache costs: paged, quantised and sparse problems against the
-//! same keys, dense in BF16, both in turn in this process; medians of the paired ratios.
+//! Cost of a host's cache layout: paged, quantised and sparse problems against the same keys, dense in
+//! BF16, both in turn in this process; medians of the paired ratios.
 //!
 //!     cargo bench --bench hosts
 //!     cargo bench --bench hosts -- --backend portable

@@ -231,14 +231,14 @@ fn bf16_round(xs: &'static mut [f32], out: &'static mut [u16]) {
 
 #[library_benchmark]
 #[bench::slice(halves(), f32s())]
-fn bf16_widen(xs: &'static mut [u16], out: &'static mut [f32]) {
-    bits::bf16_widen_slice(black_box(xs), black_box(out));
+fn bf16_to_f32(xs: &'static mut [u16], out: &'static mut [f32]) {
+    bits::bf16_to_f32_slice(black_box(xs), black_box(out));
 }
 
 library_benchmark_group!(
     name = bit;
     benchmarks = mul_pow2_f32, mul_pow2_f64, mul_pow2_bf16, mul_pow2_f16, add_increment_f32,
-        bf16_round, bf16_widen
+        bf16_round, bf16_to_f32
 );
 
 main!(library_benchmark_groups = stage, whole, bit);

@@ -73,16 +73,16 @@ fn all(criterion: &mut Criterion) {
             ("pv/first block", (|s| s.pv(Before::Overwrite)) as Stage),
             ("pv/nothing to rescale", |s| s.pv(Before::Nothing)),
             ("pv/every row rescaled", |s| s.pv(Before::Rescale)),
-            ("pv, V as it lies/first block", |s| {
+            ("pv, V in place/first block", |s| {
                 s.pv_as_it_lies(1, Before::Overwrite)
             }),
-            ("pv, V as it lies/nothing to rescale", |s| {
+            ("pv, V in place/nothing to rescale", |s| {
                 s.pv_as_it_lies(1, Before::Nothing)
             }),
-            ("pv, V as it lies/every row rescaled", |s| {
+            ("pv, V in place/every row rescaled", |s| {
                 s.pv_as_it_lies(1, Before::Rescale)
             }),
-            ("pv, V as it lies/two panels", |s| {
+            ("pv, V in place/two panels", |s| {
                 s.pv_as_it_lies(stages::TOGETHER, Before::Nothing)
             }),
         ] {

@@ -59,7 +59,7 @@ macro_rules! binary_format {
                 (n as $Int) << $mantissa
             }
 
-            /// The total addition; `addend` lies within `-INFINITY..=INFINITY`.
+            /// The total addition; `addend` is in `-INFINITY..=INFINITY`.
             #[inline]
             pub const fn add(bits: $Bits, addend: $Int) -> $Bits {
                 // The magnitudes in low..high are those whose sum stays normal. Comparing them with
@@ -128,7 +128,7 @@ impl Increment {
     /// The increment of Algorithm 2, lines 11 and 12: `2^n`, compensated by `epsilon` from
     /// [`compensation`].
     ///
-    /// `n` is clamped to `-255..=255` and `epsilon` to ±1/64 (two BF16 scales ask for at most
+    /// `n` is clamped to `-255..=255` and `epsilon` to ±1/64 (two BF16 scales need at most
     /// 3/256; NaN counts as 0); `epsilon * 2^23` is rounded to nearest, ties to even. Two parts of
     /// the printed lines are left out:
     ///
@@ -138,7 +138,7 @@ impl Increment {
     ///
     /// # Accuracy
     ///
-    /// Let `e = epsilon / 1.5` be the factor asked for, less 1. Adding `1.5 e` to the significand
+    /// Let `e = epsilon / 1.5` be the wanted factor less 1. Adding `1.5 e` to the significand
     /// `1 + f` gives `1 + f + 1.5 e` where `(1 + f) (1 + e)` is right. The relative error is
     /// `e (0.5 - f) / ((1 + f) (1 + e))`: none at the middle of the binade, about `e / 2` at its
     /// lower end and `-e / 4` at its upper end. A sum that leaves the binade is no worse.
@@ -164,8 +164,8 @@ impl Increment {
             epsilon.clamp(-LIMIT, LIMIT)
         };
         let rounded = epsilon * 8_388_608.0 + ROUNDER;
-        let units = rounded.to_bits().cast_signed() - ROUNDER.to_bits().cast_signed();
-        Self::from_bits_clamped(fp32::addend(n) + units)
+        let steps = rounded.to_bits().cast_signed() - ROUNDER.to_bits().cast_signed();
+        Self::from_bits_clamped(fp32::addend(n) + steps)
     }
 
     /// The increment with these bits (Algorithm 2, line 12), clamped to `-255 * 2^23..=255 * 2^23`,
@@ -375,15 +375,15 @@ pub fn mul_pow2_f16_slice(xs: &mut [u16], n: i32) {
 // Exponents
 // -------------------------------------------------------------------------------------------------
 
-/// How far exact mode's reference exponent is put above the largest score where it has to move, so that scores may grow by so many powers of two
-/// before it has to again (`docs/adr/0001`).
+/// How far above the largest score exact mode puts its reference exponent when it moves. Scores may
+/// grow by that many powers of two before it moves again.
 pub(crate) const HEADROOM: f32 = 3.0;
 
 /// `from - to` for integers held in FP32, clamped to what FP32 can be scaled by.
 #[expect(clippy::cast_possible_truncation, reason = "clamped to a small range first")]
 pub(crate) fn difference(from: f32, to: f32) -> i32 {
     if from == to {
-        // Also keeps inf - inf from becoming NaN.
+        // Also where inf - inf would be NaN.
         return 0;
     }
     (from - to).clamp(-255.0, 255.0) as i32
@@ -393,8 +393,8 @@ pub(crate) fn difference(from: f32, to: f32) -> i32 {
 // NaN
 // -------------------------------------------------------------------------------------------------
 
-/// The NaN of all results, quiet and positive. Which NaN an operation on two of them gives depends
-/// on the order in which a compiler hands them over.
+/// The NaN of all results, quiet and positive. An operation on two NaNs gives one of them, and the
+/// compiler chooses the order of operands.
 pub(crate) const NAN: f32 = f32::from_bits(0x7fc0_0000);
 
 /// `x`, or [`NAN`] for any NaN.
@@ -409,13 +409,13 @@ pub(crate) const fn one_nan(x: f32) -> f32 {
 
 /// The bits of the BF16 nearest to `x`, ties to even (Algorithm 2, lines 8 and 10).
 ///
-/// The relative error of a normal result is at most `2^-8`; subnormals round like other numbers,
-/// and the largest FP32 numbers round to infinity. A NaN becomes a quiet NaN with the sign and the
-/// top of the payload kept.
+/// The relative error of a normal result is at most `2^-8`. Subnormals round like other numbers, and
+/// the largest FP32 numbers round to infinity. A NaN becomes a quiet NaN of the same sign with the
+/// top of its payload.
 ///
 /// ```
-/// use amla::bits::{bf16_round, bf16_widen};
-/// assert_eq!(bf16_widen(bf16_round(1.0 / 3.0)), 0.333_984_38);
+/// use amla::bits::{bf16_round, bf16_to_f32};
+/// assert_eq!(bf16_to_f32(bf16_round(1.0 / 3.0)), 0.333_984_38);
 /// assert_eq!(bf16_round(1.0 + 1.0 / 256.0), bf16_round(1.0)); // a tie, to even
 /// assert_eq!(bf16_round(f32::MAX), bf16_round(f32::INFINITY));
 /// ```
@@ -444,15 +444,15 @@ pub fn bf16_round_slice(xs: &[f32], out: &mut [u16]) {
 /// The FP32 with the value of a BF16's bits, exactly (Algorithm 2, line 8, "then back to FP32").
 #[inline]
 #[must_use]
-pub const fn bf16_widen(x: u16) -> f32 {
+pub const fn bf16_to_f32(x: u16) -> f32 {
     f32::from_bits((x as u32) << 16)
 }
 
-/// [`bf16_widen`] from `xs` to `out`, as far as the shorter of the two goes (Algorithm 2, line 8).
+/// [`bf16_to_f32`] from `xs` to `out`, as far as the shorter of the two goes (Algorithm 2, line 8).
 #[inline]
-pub fn bf16_widen_slice(xs: &[u16], out: &mut [f32]) {
+pub fn bf16_to_f32_slice(xs: &[u16], out: &mut [f32]) {
     for (out, &x) in out.iter_mut().zip(xs) {
-        *out = bf16_widen(x);
+        *out = bf16_to_f32(x);
     }
 }
 

@@ -52,13 +52,13 @@ pub enum Argument {
     Window,
     /// Which of the last keys each query sees.
     TailMask,
-    /// The places of the keys that queries attend to.
+    /// The indices of the keys that queries attend to.
     Indices,
     /// How many of them count.
     TopkLength,
     /// The second cache.
     ExtraKv,
-    /// The places in the second cache.
+    /// The indices in the second cache.
     ExtraIndices,
     /// How many of them count.
     ExtraTopkLength,
@@ -146,7 +146,7 @@ pub enum Error {
         /// The pairs there are.
         supported: &'static [(usize, usize)],
     },
-    /// A count lies outside its range.
+    /// A count is out of its range.
     OutOfRange {
         /// Which count.
         argument: Argument,
@@ -166,7 +166,7 @@ pub enum Error {
         /// The length needed.
         needed: usize,
     },
-    /// A list's length isn't the one its shape asks for.
+    /// A list doesn't have the length that its shape demands.
     WrongLength {
         /// Which list.
         argument: Argument,
@@ -182,7 +182,7 @@ pub enum Error {
         /// The dimension, counted from the outermost, whose extent overflows.
         dimension: usize,
     },
-    /// Two elements of an output would share a place.
+    /// Two elements of an output would overlap.
     Overlap {
         /// Which output.
         argument: Argument,
@@ -190,10 +190,10 @@ pub enum Error {
         dimension: usize,
         /// Its stride in elements.
         stride: usize,
-        /// The smallest stride that keeps elements apart.
+        /// The smallest stride without an overlap.
         min: usize,
     },
-    /// A request claims more keys than the cache holds, or fewer than none.
+    /// A request's length is negative, or more than the cache holds.
     Seqlen {
         /// Which request.
         request: usize,
@@ -202,30 +202,29 @@ pub enum Error {
         /// Rows of the cache.
         limit: usize,
     },
-    /// More places are to count than there are, or fewer than none.
+    /// A number of indices is negative, or more than each query position has.
     TopkLength {
         /// Which list of lengths.
         argument: Argument,
         /// Which request.
         request: usize,
-        /// What it says.
+        /// Its entry.
         value: i32,
-        /// Places of each query position.
+        /// Indices of each query position.
         limit: usize,
     },
-    /// A request's keys lie on a page that there isn't.
+    /// An entry of the block table is no page of the cache.
     Page {
         /// Which request.
         request: usize,
         /// Which entry of its part of the block table.
         index: usize,
-        /// What it says.
+        /// The entry.
         value: i32,
         /// Pages of the cache.
         limit: usize,
     },
-    /// Offsets that must not fall do, begin below 0, or leave a request more rows than
-    /// the shape has.
+    /// Offsets decrease, begin below 0, or give a request more rows than the shape has.
     Indptr {
         /// Which offsets.
         argument: Argument,
@@ -238,7 +237,7 @@ pub enum Error {
         /// Rows of a request at most.
         limit: usize,
     },
-    /// A tensor's format has no rows of the width needed; for O, merging takes none but FP32.
+    /// A tensor's format has no rows of the width needed. For O: merging takes FP32 only.
     Format {
         /// Which tensor.
         argument: Argument,
@@ -283,9 +282,15 @@ pub enum Error {
     /// another architecture, or the process may not use what it needs
     /// ([`Backend::permit_amx`](crate::Backend::permit_amx)).
     BackendUnavailable {
-        /// The name of what was asked for.
+        /// The name of the requested backend.
         backend: &'static str,
     },
+}
+
+impl fmt::Display for Argument {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 impl fmt::Display for Error {
@@ -308,32 +313,23 @@ impl fmt::Display for Error {
                 value,
                 min,
                 max,
-            } => write!(f, "{} is {value}, not in {min}..={max}", argument.name()),
+            } => write!(f, "{argument} is {value}, not in {min}..={max}"),
             Self::TooShort {
                 argument,
                 len,
                 needed,
-            } => write!(
-                f,
-                "{} holds {len} elements, {needed} are needed",
-                argument.name()
-            ),
+            } => write!(f, "{argument} holds {len} elements, {needed} are needed"),
             Self::WrongLength {
                 argument,
                 len,
                 expected,
-            } => write!(
-                f,
-                "{} has {len} elements, expected {expected}",
-                argument.name()
-            ),
+            } => write!(f, "{argument} has {len} elements, expected {expected}"),
             Self::Overflow {
                 argument,
                 dimension,
             } => write!(
                 f,
-                "the extent of {} overflows in dimension {dimension}",
-                argument.name()
+                "the extent of {argument} overflows in dimension {dimension}"
             ),
             Self::Overlap {
                 argument,
@@ -342,8 +338,7 @@ impl fmt::Display for Error {
                 min,
             } => write!(
                 f,
-                "{} has stride {stride} in dimension {dimension}; elements overlap below {min}",
-                argument.name()
+                "{argument} has stride {stride} in dimension {dimension}; elements overlap below {min}"
             ),
             Self::Seqlen {
                 request,
@@ -355,11 +350,7 @@ impl fmt::Display for Error {
                 request,
                 value,
                 limit,
-            } => write!(
-                f,
-                "{}[{request}] is {value}, not in 0..={limit}",
-                argument.name()
-            ),
+            } => write!(f, "{argument}[{request}] is {value}, not in 0..={limit}"),
             Self::Page {
                 request,
                 index,
@@ -377,28 +368,18 @@ impl fmt::Display for Error {
                 limit,
             } => write!(
                 f,
-                "{}[{request}..={}] is {start}, {end}: not 0 to {limit} rows",
-                argument.name(),
+                "{argument}[{request}..={}] is {start}, {end}: not 0 to {limit} rows",
                 request + 1
             ),
             Self::Format {
                 argument: Argument::O,
                 ..
             } => f.write_str("o is not in FP32, which merging takes"),
-            Self::Format { argument, width } => write!(
-                f,
-                "{} is in a format without rows of width {width}",
-                argument.name()
-            ),
-            Self::Heads { h_q, h_kv } => {
-                write!(f, "h_q is {h_q}, not a multiple of h_kv, {h_kv}")
+            Self::Format { argument, width } => {
+                write!(f, "{argument} is in a format without rows of width {width}")
             }
-            Self::Conflict { first, second } => write!(
-                f,
-                "{} and {} can't be combined",
-                first.name(),
-                second.name()
-            ),
+            Self::Heads { h_q, h_kv } => write!(f, "h_q is {h_q}, not a multiple of h_kv, {h_kv}"),
+            Self::Conflict { first, second } => write!(f, "{first} and {second} can't be combined"),
             Self::PlanMismatch { planned, given } => write!(
                 f,
                 "the plan is for other lengths or another shape: {planned:?}, not {given:?}"
@@ -407,7 +388,7 @@ impl fmt::Display for Error {
                 write!(f, "softmax_scale is {value}, not a finite number")
             }
             Self::Misaligned { argument, align } => {
-                write!(f, "{} is not aligned to {align} bytes", argument.name())
+                write!(f, "{argument} is not aligned to {align} bytes")
             }
             Self::BackendUnavailable { backend } => {
                 write!(f, "backend {backend} can't run on this processor")?;
@@ -422,7 +403,7 @@ impl fmt::Display for Error {
 
 impl core::error::Error for Error {}
 
-/// A slice of the length that there must be.
+/// Errs with [`Error::WrongLength`] unless a slice has its expected length.
 pub(crate) const fn right_length(
     argument: Argument,
     len: usize,

@@ -5,7 +5,7 @@ use core::ops::Range;
 
 use half::bf16;
 
-use crate::bits::{Increment, add_increment_f32, bf16_widen};
+use crate::bits::{Increment, add_increment_f32, bf16_to_f32};
 use crate::group::Group;
 use crate::kernel::{Columns, Kernel, Mask, Skipped, Strips};
 use crate::problem::Precision;
@@ -82,6 +82,6 @@ impl Fallback<'_> {
 /// `o += p * value`.
 fn axpy(p: f32, value: &[bf16], o: &mut [f32; STRIP]) {
     for (o, v) in o.iter_mut().zip(value) {
-        *o += p * bf16_widen(v.to_bits());
+        *o += p * bf16_to_f32(v.to_bits());
     }
 }

@@ -1,18 +1,18 @@
-//! How hosts store rows: formats, where their scales lie, and encoders.
+//! Storage formats of rows, their scales, and their encoders.
 //!
 //! | format | row | scale |
 //! |---|---|---|
 //! | BF16, FP16 | the numbers | none |
 //! | FP8 (FlashMLA's "V32") | 512 e4m3, 4 FP32 scales, 64 BF16: 656 bytes | one for 128 columns |
-//! | FP8 (FlashMLA's "MODEL1") | 448 e4m3, 64 BF16: 576 bytes | 7 e8m0 and a byte unused, apart |
-//! | INT8 | the numbers | one FP32 for a row, apart |
+//! | FP8 (FlashMLA's "MODEL1") | 448 e4m3, 64 BF16: 576 bytes | 7 e8m0 and an unused byte, separate |
+//! | INT8 | the numbers | one FP32 for a row, separate |
 //!
-//! The kernel takes rows as BF16: it rounds FP16, and products of quantised numbers
-//! with their scales, to nearest even, block by block.
+//! The kernel takes rows as BF16. It rounds FP16, and products of quantised numbers with their scales,
+//! to nearest even, block by block.
 
 use half::{bf16, f16};
 
-use crate::bits::{bf16_round, bf16_widen};
+use crate::bits::{bf16_round, bf16_to_f32};
 use crate::error::{Argument, Error, right_length};
 
 /// The elements of a tensor, and how they are stored.
@@ -68,7 +68,7 @@ pub const MODEL1_SCALES: usize = 8;
 const FP8_COLUMNS: usize = 512;
 const FP8_SCALES: usize = 4;
 const MODEL1_COLUMNS: usize = 448;
-/// Columns kept in BF16 beside the FP8 ones.
+/// Columns stored as BF16 beside the FP8 ones.
 const ROPE: usize = 64;
 /// The largest e4m3 number.
 const E4M3_MAX: f32 = 448.0;
@@ -78,7 +78,7 @@ const E4M3_MAX: f32 = 448.0;
 pub(crate) enum Row<'a> {
     Bf16(&'a [bf16]),
     F16(&'a [f16]),
-    /// Columns of e4m3 with a scale for so many each, then BF16 ones, little-endian.
+    /// Columns of e4m3 with their scales, then BF16 ones, little-endian.
     Fp8 {
         values: &'a [u8],
         scales: Scales<'a>,
@@ -91,11 +91,14 @@ pub(crate) enum Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    /// Nothing.
+    /// A row of no columns.
     pub(crate) const EMPTY: Self = Self::Bf16(&[]);
 
-    /// What is behind the first `columns`, all those in FP8: the BF16 ones.
-    #[allow(dead_code, reason = "for backends that not every build has")]
+    /// The row without its first `columns`, which are all of its FP8 ones.
+    #[cfg_attr(
+        not(all(target_arch = "x86_64", target_feature = "sse2")),
+        allow(dead_code, reason = "AVX-512 alone converts a row in parts")
+    )]
     pub(crate) fn behind(&self, columns: usize) -> Self {
         match *self {
             Self::Fp8 {
@@ -129,12 +132,12 @@ pub(crate) enum Scales<'a> {
 }
 
 impl Data<'_> {
-    /// Whether rows can be used as they lie.
+    /// Whether rows can be used in place.
     pub(crate) const fn is_bf16(&self) -> bool {
         matches!(self, Self::Bf16(_))
     }
 
-    /// Elements that there are, in the units of strides.
+    /// Number of elements, in the units of strides.
     #[must_use]
     pub const fn len(&self) -> usize {
         match self {
@@ -168,9 +171,9 @@ impl<'a> Data<'a> {
 
     /// The row at these indices. The extent was checked.
     pub(crate) fn row(&self, at: [usize; 3], strides: [usize; 3], width: usize) -> Row<'a> {
-        let place =
+        let offset =
             |strides: [usize; 3]| at[0] * strides[0] + at[1] * strides[1] + at[2] * strides[2];
-        let start = place(strides);
+        let start = offset(strides);
         match *self {
             Self::Bf16(data) => Row::Bf16(&data[start..start + width]),
             Self::F16(data) => Row::F16(&data[start..start + width]),
@@ -189,7 +192,7 @@ impl<'a> Data<'a> {
                 scale_stride,
             } => {
                 let (values, rope) = bytes[start..start + MODEL1_ROW].split_at(MODEL1_COLUMNS);
-                let scales = place([strides[0], scale_stride, 0]) + scales;
+                let scales = offset([strides[0], scale_stride, 0]) + scales;
                 Row::Fp8 {
                     values,
                     scales: Scales::E8m0(&bytes[scales..scales + MODEL1_SCALES]),
@@ -202,7 +205,7 @@ impl<'a> Data<'a> {
                 strides,
             } => Row::Int8 {
                 values: &values[start..start + width],
-                scale: scales[place(strides)],
+                scale: scales[offset(strides)],
             },
         }
     }
@@ -227,10 +230,10 @@ pub(crate) fn convert(row: &Row<'_>, out: &mut [bf16]) {
             match scales {
                 Scales::F32(scales) => {
                     let scale = |i| f32::from_le_bytes(scales.as_chunks().0[i]);
-                    convert_tiles::<128>(values, scale, columns);
+                    dequantize::<128>(values, scale, columns);
                 }
                 Scales::E8m0(scales) => {
-                    convert_tiles::<64>(values, |i| e8m0_to_f32(scales[i]), columns);
+                    dequantize::<64>(values, |i| e8m0_to_f32(scales[i]), columns);
                 }
             }
             for (out, x) in tail.iter_mut().zip(rope.as_chunks().0) {
@@ -246,7 +249,7 @@ pub(crate) fn convert(row: &Row<'_>, out: &mut [bf16]) {
 }
 
 #[inline(always)]
-fn convert_tiles<const TILE: usize>(values: &[u8], scale: impl Fn(usize) -> f32, out: &mut [bf16]) {
+fn dequantize<const TILE: usize>(values: &[u8], scale: impl Fn(usize) -> f32, out: &mut [bf16]) {
     let tiles = values.chunks(TILE).zip(out.chunks_mut(TILE));
     for (i, (values, out)) in tiles.enumerate() {
         let scale = scale(i);
@@ -264,8 +267,8 @@ fn round(x: f32) -> bf16 {
 /// e4m3 (finite, with NaN), exactly.
 #[inline(always)]
 pub(crate) fn e4m3_to_f32(x: u8) -> f32 {
-    // Exponent and mantissa in FP32's places are too small by 2^(127 - 7), subnormals
-    // and all; one multiplication is exact.
+    // Exponent and mantissa in FP32's fields are a number too small by 2^(127 - 7), subnormals too.
+    // One multiplication is exact.
     let magnitude = u32::from(x & 0x7f);
     let number = f32::from_bits(magnitude << 20) * f32::from_bits((127 + 120) << 23);
     let number = if magnitude == 0x7f { f32::NAN } else { number };
@@ -294,8 +297,7 @@ pub(crate) fn e8m0_to_f32(x: u8) -> f32 {
     }
 }
 
-/// The nearest e4m3 number, ties to even; the largest of its sign beyond it, as
-/// saturating conversions have it. NaN stays.
+/// The nearest e4m3 number, ties to even. Saturates to the largest of its sign. NaN stays NaN.
 fn e4m3_from_f32(x: f32) -> u8 {
     let sign = u8::from(x.is_sign_negative()) << 7;
     if x.is_nan() {
@@ -319,8 +321,8 @@ const fn small(x: f32) -> u8 {
     x as u8
 }
 
-/// Encodes a row of 576 numbers as FlashMLA's FP8 rows are: each 128 of the first 512
-/// by their largest magnitude over 448, the last 64 as they are.
+/// Encodes a row of 576 numbers as an FP8 row of FlashMLA. The scale of each 128 of the first 512 is
+/// their largest magnitude over 448. The last 64 stay BF16.
 ///
 /// # Errors
 /// [`Error::WrongLength`] unless there are 576 numbers and [`FP8_ROW`] bytes.
@@ -339,9 +341,8 @@ pub fn encode_fp8(row: &[bf16], bytes: &mut [u8]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Encodes a row of 512 numbers as FlashMLA's MODEL1 rows are: each 64 of the first 448
-/// by the power of two that takes their largest magnitude to 448 at most, the last 64 as
-/// they are.
+/// Encodes a row of 512 numbers as a MODEL1 row of FlashMLA. The scale of each 64 of the first 448 is
+/// the power of two that takes their largest magnitude to 448 at most. The last 64 stay BF16.
 ///
 /// # Errors
 /// [`Error::WrongLength`] unless there are 512 numbers, [`MODEL1_ROW`] bytes and
@@ -354,7 +355,7 @@ pub fn encode_model1(row: &[bf16], bytes: &mut [u8], scales: &mut [u8]) -> Resul
     scales.fill(0);
     let tiles = row.chunks(64).zip(values.chunks_mut(64));
     for ((row, values), scale) in tiles.zip(scales) {
-        // FlashMLA's lower bound keeps zeros from dividing by zero.
+        // FlashMLA's lower bound avoids a division by zero.
         let bits = (largest(row) / E4M3_MAX).max(1e-4).to_bits();
         // Rounded up to a power of two.
         let exponent = (bits + 0x007f_ffff) >> 23;
@@ -365,8 +366,8 @@ pub fn encode_model1(row: &[bf16], bytes: &mut [u8], scales: &mut [u8]) -> Resul
     Ok(())
 }
 
-/// Encodes a row by its largest magnitude over 127, and returns that scale. INT8 has no
-/// NaN, which becomes 0; an infinity makes the scale infinite, and the whole row NaN.
+/// Encodes a row with the scale that it returns: the largest magnitude over 127. INT8 has no NaN, which
+/// becomes 0. An infinity makes the scale infinite, and all of the row NaN.
 ///
 /// # Errors
 /// [`Error::WrongLength`] unless there are as many `values` as numbers.
@@ -374,7 +375,7 @@ pub fn encode_int8(row: &[bf16], values: &mut [i8]) -> Result<f32, Error> {
     right_length(Argument::Values, values.len(), row.len())?;
     let scale = largest(row) / 127.0;
     for (value, x) in values.iter_mut().zip(row) {
-        let x = bf16_widen(x.to_bits());
+        let x = bf16_to_f32(x.to_bits());
         *value = steps(if scale == 0.0 { 0.0 } else { x / scale });
     }
     Ok(scale)
@@ -385,15 +386,15 @@ fn steps(x: f32) -> i8 {
     libm::rintf(x) as i8
 }
 
-/// The largest magnitude, NaN apart.
+/// The largest magnitude, NaN ignored.
 fn largest(row: &[bf16]) -> f32 {
-    let magnitudes = row.iter().map(|x| bf16_widen(x.to_bits()).abs());
+    let magnitudes = row.iter().map(|x| bf16_to_f32(x.to_bits()).abs());
     magnitudes.fold(0.0, f32::max)
 }
 
 fn encode_tile(row: &[bf16], scale: f32, values: &mut [u8]) {
     for (value, x) in values.iter_mut().zip(row) {
-        let x = bf16_widen(x.to_bits());
+        let x = bf16_to_f32(x.to_bits());
         *value = e4m3_from_f32(if scale == 0.0 { x } else { x / scale });
     }
 }

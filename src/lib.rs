@@ -1,18 +1,18 @@
-//! `amla`: multi-head latent attention (MLA) decode, as DeepSeek-V3-class models
-//! use it: `O = softmax(softmax_scale * Q K^T) V`, where all query heads share
-//! one latent KV row of 576 BF16 numbers per token, whose first 512 are the value.
+//! `amla`: multi-head latent attention (MLA) decode of DeepSeek-V3-class models.
+//!
+//! It computes `O = softmax(softmax_scale * Q K^T) V`. All query heads share one latent KV row of 576
+//! BF16 numbers per token, whose first 512 are the value.
 //!
 //! The algorithm is AMLA (*MUL by ADD in FlashAttention rescaling*): the output
 //! accumulator is rescaled by integer additions on its floats' bits. See
 //! `docs/algorithm.md` for what maps to which equation.
 //!
-//! **Small tiles.** A [`Workspace`] takes 1.9 MiB. Built with `RUSTFLAGS='--cfg amla_tiles="small"'`,
-//! which is for who links the final program to say, it takes 159 KiB: one thread's decode at full
-//! width then fits the 256 KiB of a microcontroller (`examples/bare-metal`). Results differ in their
-//! last bits, for blocks of keys are shorter; widths and bounds on errors are the same
-//! (`docs/adr/0017`).
+//! **Small tiles.** A [`Workspace`] takes 1.9 MiB. Built with `RUSTFLAGS='--cfg amla_tiles="small"'`, a
+//! choice of the final program, it takes 159 KiB. One thread's decode at full width then fits the 256
+//! KiB of a microcontroller (`examples/bare-metal`). Blocks of keys are shorter, so results differ in
+//! their last bits. Widths and bounds on errors are the same (`docs/adr/0017`).
 //!
-//! No allocation, no threads, no global state but what the processor can do, asked once. One
+//! No allocation, no threads, no global state but the processor's features, detected once. One
 //! thread calls [`decode`]; several share a [`Plan`]'s tasks ([`run_task`],
 //! [`combine`]), with the same result to the bit.
 //!

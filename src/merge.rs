@@ -1,13 +1,13 @@
-//! Putting together results over different keys of the same queries: a shared prefix
-//! and what follows it, caches sharded over devices or processes.
+//! Merging of results over different keys of the same queries: a shared prefix and the keys behind it,
+//! or caches sharded over devices or processes.
 
 use crate::bits::one_nan;
 use crate::error::{Argument, Error, right_length};
 use crate::problem::{Elements, Lse, LseBase, Output};
 use crate::shape::Shape;
 
-/// O and lse of some queries over some keys, as [`decode`](crate::decode) wrote them,
-/// without a sink, and with the strides of what they are merged into.
+/// O and lse of some queries over some keys, as [`decode`](crate::decode) writes them without a sink.
+/// Their strides are those of the output that they are merged into.
 #[derive(Clone, Copy, Debug)]
 pub struct Part<'a> {
     /// As [`Output::o`].
@@ -16,20 +16,19 @@ pub struct Part<'a> {
     pub lse: &'a [f32],
 }
 
-/// Puts `parts` together with what `total` holds, into `total`: the result over the keys
-/// of all of them. `shape` is that of a problem whose results they are (its `s_k` counts
-/// for nothing; for ragged queries, `b` is 1 and `s_q` the tokens).
+/// Merges `parts` into the results that `total` holds: the results over all of their keys.
 ///
-/// A part's weight is the exponential of its lse. Rows that saw no key, which
-/// `total.lse_format` says how to tell, weigh nothing. Sums are in FP64 and in the order
-/// given, so that the same parts in the same order give the same bits. NaN stays: also
-/// that of a row whose every score was -inf, which another part can't make good; and
-/// infinity is a number where `empty` is minus infinity.
+/// `shape` is that of a problem with these results. Its `s_k` is ignored; for ragged queries `b` is 1
+/// and `s_q` the tokens.
+///
+/// A part's weight is the exponential of its lse. Rows that saw no key have the lse of
+/// `total.lse_format` and weigh nothing. Sums are in FP64 and in the given order, so that the same parts
+/// in the same order give the same bits. NaN stays NaN, and so does a row whose scores were all -inf.
+/// Where `empty` is minus infinity, infinity is a number.
 ///
 /// # Errors
-/// What is wrong with `total`, [`Error::Format`] unless its O is FP32, or
-/// [`Error::WrongLength`] for the first part whose lengths aren't those of `total`;
-/// nothing has been written then.
+/// What is wrong with `total`, [`Error::Format`] unless its O is FP32, or [`Error::WrongLength`] for the
+/// first part whose lengths aren't those of `total`. Nothing has been written then.
 pub fn merge(shape: &Shape, total: Output<'_>, parts: &[Part<'_>]) -> Result<(), Error> {
     total.check([shape.b, shape.s_q], shape)?;
     let Output {
@@ -57,21 +56,21 @@ pub fn merge(shape: &Shape, total: Output<'_>, parts: &[Part<'_>]) -> Result<(),
             for h in 0..shape.h_q {
                 let start = b * o_strides[0] + j * o_strides[1] + h * o_strides[2];
                 let columns = start..start + shape.d_v;
-                let place = b * lse_strides[0] + h * lse_strides[1] + j * lse_strides[2];
+                let at = b * lse_strides[0] + h * lse_strides[1] + j * lse_strides[2];
                 let row = || {
                     let columns = columns.clone();
                     parts
                         .iter()
-                        .map(move |p| (&p.o[columns.clone()], p.lse[place]))
+                        .map(move |p| (&p.o[columns.clone()], p.lse[at]))
                 };
-                merge_row(&mut o[columns.clone()], &mut lse[place], row, lse_format);
+                merge_row(&mut o[columns.clone()], &mut lse[at], row, lse_format);
             }
         }
     }
     Ok(())
 }
 
-/// One row; `parts` goes through each part's O and lse.
+/// Merges one row; `parts` iterates over each part's O and lse.
 fn merge_row<'a, I: Iterator<Item = (&'a [f32], f32)>>(
     o: &mut [f32],
     lse: &mut f32,
@@ -79,7 +78,7 @@ fn merge_row<'a, I: Iterator<Item = (&'a [f32], f32)>>(
     format: Lse,
 ) {
     let all = || core::iter::once(*lse).chain(parts().map(|(_, lse)| lse));
-    // Empty rows apart; NaN must stay.
+    // Without empty rows; NaN must stay.
     let seen = |lse: &f32| *lse != format.empty.value() && *lse != f32::NEG_INFINITY;
     let max = all().filter(seen).fold(f32::NEG_INFINITY, f32::max);
     let weight = |lse: f32| {
@@ -93,18 +92,18 @@ fn merge_row<'a, I: Iterator<Item = (&'a [f32], f32)>>(
         return;
     }
     let own = weight(*lse);
-    // Some columns at a time, so that FP64 sums have room without an allocation.
+    // Some columns at a time, so that FP64 sums fit the stack.
     const COLUMNS: usize = 64;
     for (i, o) in o.chunks_mut(COLUMNS).enumerate() {
         let mut sums = [0.0; COLUMNS];
         for (sum, &o) in sums.iter_mut().zip(&*o) {
-            *sum = share(own, o);
+            *sum = weighed(own, o);
         }
         for (part, lse) in parts() {
             let weight = weight(lse);
             let part = &part[i * COLUMNS..][..o.len()];
             for (sum, &o) in sums.iter_mut().zip(part) {
-                *sum += share(weight, o);
+                *sum += weighed(weight, o);
             }
         }
         for (o, sum) in o.iter_mut().zip(sums) {
@@ -114,9 +113,9 @@ fn merge_row<'a, I: Iterator<Item = (&'a [f32], f32)>>(
     *lse = round(f64::from(max) + log(total, format.base));
 }
 
-/// What a part adds: nothing if it saw no key, whatever its O. With a weight too small for a number it adds
-/// zero, but NaN where O isn't finite, as a key of such a weight does.
-fn share(weight: Option<f64>, o: f32) -> f64 {
+/// A part's term: nothing if it saw no key, whatever its O. If its weight underflows, the term is zero,
+/// or NaN where O isn't finite, as for a key of such a weight.
+fn weighed(weight: Option<f64>, o: f32) -> f64 {
     weight.map_or(0.0, |weight| weight * f64::from(o))
 }
 

@@ -182,7 +182,7 @@ impl Plan {
         // one then, as b may be huge where strides are 0.
         let (mut tasks, mut rows) = (0_usize, 0);
         for b in 0..if uniform { shape.b.min(1) } else { shape.b } {
-            let cut = Cut::of(problem, problem.unit(b, 0).0);
+            let cut = Cut::of(problem, problem.sequence(b, 0).0);
             // Not the largest number itself, which may stand for more.
             let left = usize::MAX - 1 - tasks;
             let each = cut.tasks(panels);
@@ -221,11 +221,11 @@ impl Plan {
     ) -> impl Iterator<Item = Group<'a>> + use<'a> {
         let (heads, panels) = (self.shape.h_kv, self.panels());
         let (first, rest) = if tasks.is_empty() {
-            (problem.units(), 0)
+            (problem.sequences(), 0)
         } else {
             self.locate(problem, tasks.start)
         };
-        let units = (first..problem.units()).flat_map(move |unit| {
+        let units = (first..problem.sequences()).flat_map(move |unit| {
             let cut = Cut::of(problem, unit);
             let from = if unit == first { rest } else { 0 };
             let each = cut.tasks(panels);
@@ -243,7 +243,7 @@ impl Plan {
         let heads = self.shape.h_kv;
         // The positions of a request are alike, and perhaps the requests are.
         let positions = problem.sparse.map_or(1, |_| self.shape.s_q);
-        let cut = |request| Cut::of(problem, problem.unit(request, 0).0);
+        let cut = |request| Cut::of(problem, problem.sequence(request, 0).0);
         let each = |request| heads * cut(request).tasks(self.panels());
         let (mut request, mut rest) = (0, task);
         if is_uniform(problem) {
@@ -254,7 +254,7 @@ impl Plan {
             rest -= positions * each(request);
             request += 1;
         }
-        let (unit, _) = problem.unit(request, rest / each(request));
+        let (unit, _) = problem.sequence(request, rest / each(request));
         (unit, rest % each(request))
     }
 
@@ -442,7 +442,7 @@ pub fn pieces<'p>(
     problem: &'p Problem<'_>,
     panels: usize,
 ) -> impl Iterator<Item = (Cut, Group<'p>)> {
-    (0..problem.units()).flat_map(move |request| {
+    (0..problem.sequences()).flat_map(move |request| {
         let cut = Cut::of(problem, request);
         let each = cut.pieces(panels);
         (0..problem.shape.h_kv * each).map(move |i| {

@@ -22,18 +22,20 @@ use crate::plan::{Cut, Plan, combine, decode, decode_group, pieces, run_group};
 use crate::problem::{Output, Problem, in_range};
 use crate::tile::{PANELS, Workspace};
 
-/// [`decode`](crate::decode) on the current rayon pool, with the same result to the
-/// bit: each workspace belongs to one thread at a time, and `partials` holds
+/// [`decode`](crate::decode) on the current rayon pool, with the same result to the bit.
+///
+/// Each workspace belongs to one thread at a time. `partials` holds
 /// [`partial_len`](Plan::partial_len) numbers for each of the plan's tasks.
 ///
-/// Where there are rows enough for all threads, each takes some of them with all their keys. Where there
-/// are not, they take the plan's tasks, and then panels of rows to put results together. Both need O to lie
-/// in the order of requests, KV heads, positions and heads, which with one KV head or one position is the usual one;
-/// otherwise they take tasks, and one thread puts the results together.
+/// If there are enough rows for all threads, each takes some of them with all their keys. Otherwise
+/// threads take the plan's tasks, and then panels of rows whose partial results they merge.
+///
+/// Both need O in the order of requests, KV heads, positions and heads, the usual one with one KV head
+/// or one position. For other strides threads take tasks, and one thread merges the results.
 ///
 /// # Errors
-/// Whatever is wrong with the arguments, or no workspace; the outputs are then
-/// untouched.
+/// What is wrong with the arguments, or [`Error::OutOfRange`] without a workspace. The outputs are
+/// then untouched.
 pub fn decode_on_rayon<W: BorrowMut<Workspace> + Send>(
     problem: &Problem<'_>,
     options: &Options,
@@ -52,10 +54,10 @@ pub fn decode_on_rayon<W: BorrowMut<Workspace> + Send>(
     }
     let mut lse = Vec::new();
     if let Some(panels) = panels_at_once(problem, plan, threads)
-        && let Some(shares) = shares(problem, panels, &mut output, &mut lse)
+        && let Some(tasks) = row_tasks(problem, panels, &mut output, &mut lse)
     {
-        each(workspaces, shares.into_iter(), |workspace, share| {
-            let Share { cut, group, write } = share;
+        each(workspaces, tasks.into_iter(), |workspace, task| {
+            let RowTask { cut, group, write } = task;
             decode_group(&cut, &group, options, workspace.borrow_mut(), write)
         })?;
         write_all_lse(problem, panels, &lse, &mut output);
@@ -66,7 +68,7 @@ pub fn decode_on_rayon<W: BorrowMut<Workspace> + Send>(
     each(workspaces, tasks, |workspace, (group, partial)| {
         run_group(&group, false, options, workspace.borrow_mut(), partial)
     })?;
-    let Some(panels) = shares(problem, 1, &mut output, &mut lse) else {
+    let Some(panels) = row_tasks(problem, 1, &mut output, &mut lse) else {
         return combine(problem, plan, partials, output);
     };
     let panels = panels.into_iter().zip(parts(problem, plan, partials));
@@ -80,7 +82,8 @@ pub fn decode_on_rayon<W: BorrowMut<Workspace> + Send>(
     Ok(())
 }
 
-/// Has each thread that gets a workspace work on one item after the other, and wait for the others' last.
+/// Runs `work` on all items. Each thread with a workspace takes one item after the other, and waits for
+/// the last items of the others.
 fn each<W: Send, T: Send>(
     workspaces: &mut [W],
     items: impl Iterator<Item = T> + Send,
@@ -89,7 +92,7 @@ fn each<W: Send, T: Send>(
     let queue = Mutex::new(items);
     let busy = AtomicUsize::new(0);
     let next = || {
-        // Nothing panics while it is held.
+        // Nothing panics while the lock is held.
         let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.next().map(|item| (item, Busy::new(&busy)))
     };
@@ -97,8 +100,8 @@ fn each<W: Send, T: Send>(
         while let Some((item, _busy)) = next() {
             work(workspace, item)?;
         }
-        // A thread without work falls asleep, and may take longer to wake, when the next call comes, than the
-        // others take to end this one.
+        // A thread without work falls asleep. It may take longer to wake for the next call than the
+        // others take to complete this one.
         while busy.load(Ordering::Relaxed) > 0 {
             if !matches!(yield_now(), Some(Yield::Executed)) {
                 thread::yield_now();
@@ -108,7 +111,7 @@ fn each<W: Send, T: Send>(
     })
 }
 
-/// While it lives, somebody works.
+/// Counts a thread at work while it lives.
 struct Busy<'a>(&'a AtomicUsize);
 
 impl<'a> Busy<'a> {
@@ -124,23 +127,23 @@ impl Drop for Busy<'_> {
     }
 }
 
-/// What a key costs beside its rows, measured in rows: it is read and its values are packed.
+/// Cost of a key beside its rows, in rows: its row is read and its values are packed.
 const KEY: u64 = 4;
-/// What it costs to put a row's results over one range together, in products of a row and a key.
+/// Cost of merging a row's results over one KV split, in products of a row and a key.
 const RESULT: u64 = 32;
-/// What it costs to call the threads once more.
+/// Cost of another call of the threads, in products of a row and a key.
 const CALL: u64 = 1 << 13;
 
-/// How many panels of a group a thread does at once, with all keys, if that ends before the plan's tasks
-/// would.
+/// Panels of a group that a thread computes at once with all keys, if that takes no longer than the
+/// plan's tasks.
 fn panels_at_once(problem: &Problem<'_>, plan: &Plan, threads: usize) -> Option<usize> {
     let cost = |rows: usize, keys: usize| (rows as u64 + KEY) * keys as u64;
     let ends = [PANELS, PANELS.div_ceil(2), 1].map(|panels| {
-        let pieces = pieces(problem, panels).map(|(cut, group)| {
+        let costs = pieces(problem, panels).map(|(cut, group)| {
             let keys = cut.splits().map(|keys| keys.len()).sum();
             cost(group.rows.len(), keys)
         });
-        (makespan(pieces, threads), panels)
+        (makespan(costs, threads), panels)
     });
     let tasks = pieces(problem, plan.panels()).flat_map(|(cut, group)| {
         let rows = group.rows.len();
@@ -151,40 +154,39 @@ fn panels_at_once(problem: &Problem<'_>, plan: &Plan, threads: usize) -> Option<
     (end <= makespan(tasks, threads) + CALL).then_some(panels)
 }
 
-/// When the last of the threads is done, each of which takes the next piece of work when it is
-/// through with one.
-fn makespan(pieces: impl Iterator<Item = u64>, threads: usize) -> u64 {
+/// When the last thread is done. A thread takes the next item when it has completed one.
+fn makespan(costs: impl Iterator<Item = u64>, threads: usize) -> u64 {
     let mut ends: BinaryHeap<_> = (0..threads).map(|_| Reverse(0)).collect();
     let mut last = 0;
-    for piece in pieces {
+    for cost in costs {
         if let Some(mut end) = ends.peek_mut() {
-            end.0 += piece;
+            end.0 += cost;
             last = last.max(end.0);
         }
     }
     last
 }
 
-/// Some panels of a group, and where their results go.
-struct Share<'p, 'o> {
+/// Panels of a group with all their keys, and where their results go.
+struct RowTask<'p, 'o> {
     cut: Cut,
     group: Group<'p>,
     write: Write<'o>,
 }
 
-/// All groups in pieces of so many panels, in the order of the output; `None` if O doesn't have it. They
-/// share `lse`.
-fn shares<'p, 'o>(
+/// All rows in tasks of at most `panels` panels, in the order of the output; `None` if O has another
+/// order. `lse` is divided among them.
+fn row_tasks<'p, 'o>(
     problem: &'p Problem<'_>,
     panels: usize,
     output: &'o mut Output<'_>,
     lse: &'o mut Vec<f32>,
-) -> Option<Vec<Share<'p, 'o>>> {
+) -> Option<Vec<RowTask<'p, 'o>>> {
     let groups: Vec<_> = pieces(problem, panels).collect();
     lse.resize(groups.iter().map(|(_, group)| group.rows.len()).sum(), 0.0);
     let (strides, format) = (output.o_strides, output.lse_format);
     let (mut o, mut lse, mut end) = (output.o.reborrow(), lse.as_mut_slice(), 0);
-    let mut shares = Vec::with_capacity(groups.len());
+    let mut tasks = Vec::with_capacity(groups.len());
     for (cut, group) in groups {
         let from = end;
         for r in 0..group.rows.len() {
@@ -204,12 +206,12 @@ fn shares<'p, 'o>(
             lse: lse.split_off_mut(..group.rows.len())?,
             format,
         };
-        shares.push(Share { cut, group, write });
+        tasks.push(RowTask { cut, group, write });
     }
-    Some(shares)
+    Some(tasks)
 }
 
-/// Writes lse of all [`shares`].
+/// Writes lse of all [`row_tasks`].
 fn write_all_lse(problem: &Problem<'_>, panels: usize, mut lse: &[f32], output: &mut Output<'_>) {
     for (_, group) in pieces(problem, panels) {
         let own;
@@ -218,7 +220,7 @@ fn write_all_lse(problem: &Problem<'_>, panels: usize, mut lse: &[f32], output: 
     }
 }
 
-/// The results of each panel over one range of keys after the other.
+/// The partial results of each panel, one for each KV split.
 fn parts<'o>(
     problem: &Problem<'_>,
     plan: &Plan,
@@ -258,52 +260,52 @@ mod tests {
         }
     }
 
-    /// What is asked about a problem of zeros.
-    fn ask<T>(shape: Shape, question: impl FnOnce(&Problem<'_>) -> T) -> T {
+    /// Calls `check` with a problem of zeros.
+    fn with_zeros<T>(shape: Shape, check: impl FnOnce(&Problem<'_>) -> T) -> T {
         let q = vec![bf16::ZERO; shape.b * shape.h_q * 64];
         let kv = vec![bf16::ZERO; shape.b * shape.s_k * 64];
-        question(&Problem::dense(shape, &q, &kv, 1.0))
+        check(&Problem::dense(shape, &q, &kv, 1.0))
     }
 
-    /// The tests of results can't tell how they were shared: they are the same.
+    /// Results don't show how rows were divided: they are the same to the bit.
     #[test]
     fn the_output_is_cut_where_it_has_the_order() {
         let heads = PANEL_ROWS + 6;
-        let pieces = |strides, panels| {
-            ask(shape(2, 3, heads), |problem| {
+        let tasks = |strides, panels| {
+            with_zeros(shape(2, 3, heads), |problem| {
                 let (mut o, mut lse) = (vec![0.0_f32; 2 * heads * 64], vec![0.0; 2 * heads]);
                 let mut output = Output {
                     o_strides: strides,
                     ..Output::dense(problem.shape, Elements::F32(&mut o), &mut lse)
                 };
                 let mut lse = Vec::new();
-                let shares = shares(problem, panels, &mut output, &mut lse)?;
-                let shared = |share: &Share<'_, '_>| (share.write.from, share.write.lse.len());
-                Some(shares.iter().map(shared).collect::<Vec<_>>())
+                let tasks = row_tasks(problem, panels, &mut output, &mut lse)?;
+                let part = |task: &RowTask<'_, '_>| (task.write.from, task.write.lse.len());
+                Some(tasks.iter().map(part).collect::<Vec<_>>())
             })
         };
         let dense = [heads * 64, heads * 64, 64];
         let starts = [0, PANEL_ROWS, heads, heads + PANEL_ROWS].map(|row| row * 64);
         let halves = starts.into_iter().zip([PANEL_ROWS, 6, PANEL_ROWS, 6]);
         let halves: Vec<_> = halves.collect();
-        let wholes = vec![(0, heads), (heads * 64, heads)];
-        assert_eq!(pieces(dense, 1).as_ref(), Some(&halves));
-        let want = if PANELS == 1 { &halves } else { &wholes };
-        assert_eq!(pieces(dense, PANELS).as_ref(), Some(want));
-        assert_eq!(pieces([64, 64, 2 * 64], 1), None);
+        let all = vec![(0, heads), (heads * 64, heads)];
+        assert_eq!(tasks(dense, 1).as_ref(), Some(&halves));
+        let want = if PANELS == 1 { &halves } else { &all };
+        assert_eq!(tasks(dense, PANELS).as_ref(), Some(want));
+        assert_eq!(tasks([64, 64, 2 * 64], 1), None);
     }
 
     #[test]
     fn threads_take_rows_if_there_are_enough() {
         let panels = |b, s_k, h_q, threads| {
-            ask(shape(b, s_k, h_q), |problem| {
+            with_zeros(shape(b, s_k, h_q), |problem| {
                 panels_at_once(problem, &Plan::new(problem).unwrap(), threads)
             })
         };
         let rows = 2 * PANEL_ROWS;
         assert_eq!(panels(1, 4096, rows, 2), Some(1));
         assert_eq!(panels(2, 4096, rows, 2), Some(PANELS));
-        // One piece for each thread, of the most panels that can be.
+        // One task for each thread, of as many panels as possible.
         assert_eq!(panels(1, 4096, 2 * rows, 2), Some(PANELS.div_ceil(2)));
         assert_eq!(panels(1, 16384, rows, 3), None);
         assert_eq!(panels(1, 16384, PANEL_ROWS.min(16), 2), None);

@@ -56,7 +56,7 @@ pub enum Phase {
     Preload,
     /// `[C1, C2, V1]`: a steady cycle whose three stages don't depend on each other.
     Loop,
-    /// `[C2, C2, V1]`: the stages that the preload ran ahead of.
+    /// `[C2, C2, V1]`: the stages whose C1 ran before the last cycles.
     Drain,
     /// `Last [V]`: once, after every block.
     Last,
@@ -75,7 +75,7 @@ pub struct Step {
 /// (`subsec:preloadpipeline`).
 ///
 /// Preload `C1(0) C1(1) V1(0)`; for each i in `0..items - 2` the loop `C1(i + 2) C2(i) V1(i + 1)`; drain
-/// `C2(n - 2) V1(n - 1) C2(n - 1)`; `Last`. One block has no loop and nothing to run ahead: `C1(0) V1(0) C2(0) Last`.
+/// `C2(n - 2) V1(n - 1) C2(n - 1)`; `Last`. One block has no loop and no preload: `C1(0) V1(0) C2(0) Last`.
 ///
 /// The paper lists the drain as `[C2, C2, V1]`. That is a list per kind of core, Cube first, not an order: the second
 /// C2 needs the V1. On the NPU the Vector cores run that V1 while the Cube cores run the first C2; run serially, V1 has
@@ -89,10 +89,10 @@ pub const fn preload(items: usize) -> Preload {
     preload_by(items, PRELOAD_COUNT)
 }
 
-/// The same order with another preload count: so many C1 stages run before the loop.
+/// The same order with another preload count: the number of C1 stages before the loop.
 ///
-/// A machine whose stages don't overlap gains nothing by a preload, and with a count of 0, `C1(i) V1(i) C2(i)`, what C1
-/// read and wrote is still near when V1 and C2 want it (`docs/design.md`).
+/// A machine whose stages don't overlap gains nothing by a preload. With a count of 0, `C1(i) V1(i) C2(i)`, the data of
+/// C1 is still in a near cache for V1 and C2.
 ///
 /// ```
 /// use amla::schedule::{Stage::*, preload_by};
@@ -229,9 +229,10 @@ pub fn cycles(items: usize, preload: usize) -> impl Iterator<Item = Cycle> + Clo
 }
 
 /// The ranges that the keys of a request are cut into, so that threads can share them: always at least one, in order.
+/// The KV splits of a request, which threads compute in parallel: always at least one, in order.
 ///
-/// How many depends on the number of keys alone, so that a request's result depends neither on its neighbours nor on the
-/// number of threads: few enough that putting them together doesn't show, enough to share a long request.
+/// Their number depends on the number of keys alone. So a request's result depends neither on its neighbours nor on the
+/// number of threads. It is small enough that the merge costs next to nothing, and large enough for a long request.
 pub fn splits(keys: usize) -> impl ExactSizeIterator<Item = Range<usize>> + Clone {
     let splits: u16 = match keys {
         0..2048 => 1,
@@ -240,8 +241,8 @@ pub fn splits(keys: usize) -> impl ExactSizeIterator<Item = Range<usize>> + Clon
         16384..65536 => 8,
         _ => 16,
     };
-    // Whole multiples of 32 keys: so no pair straddles two, and whole vectors of keys lie in each but the last. Blocks and
-    // register tiles begin with the range.
+    // Multiples of 32 keys: no pair straddles two splits, and each but the last has full vectors of keys. Blocks and
+    // register tiles begin with the split.
     let len = keys.div_ceil(usize::from(splits)).next_multiple_of(32);
     (0..splits).map(move |split| {
         let start = usize::from(split).saturating_mul(len).min(keys);
@@ -288,8 +289,8 @@ pub enum Bound {
     Vector,
 }
 
-/// Finds a cycle for the pairs C_1 -> V_1 -> ... -> C_n -> V_n, durations in ticks, that keeps the busier kind of core
-/// busy and meets n - 1 dependencies C_j -> V_j inside itself (`thm:existence_pipeline`), in O(n) time.
+/// Finds a cycle for the pairs C_1 -> V_1 -> ... -> C_n -> V_n, durations in ticks, in O(n) time. In it the busier kind
+/// of core never idles, and n - 1 dependencies C_j -> V_j hold inside the cycle (`thm:existence_pipeline`).
 ///
 /// With `a_i = V_i - C_{i+1}` (cyclic, `eq:aux_sequence`) and `F(l) = a_1 + ... + a_l`, it takes the first `m` in `0..=n`
 /// with the least `F(m)`, where 0 and n mean the same rotation. Cube stages run in the order `C_{m+2} ... C_m C_{m+1}`

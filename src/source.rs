@@ -45,7 +45,7 @@ pub fn pack_queries<K: Kernel, const D_QK: usize>(
         });
         let mut rows: [&[bf16]; PANEL_ROWS] = [&[]; _];
         let rows = &mut rows[..group.panel_rows(panel)];
-        if problem.queries_as_they_lie() {
+        if problem.queries_in_place() {
             for (row, [query, _]) in rows.iter_mut().zip(queries) {
                 *row = query.as_bf16();
             }
@@ -124,14 +124,14 @@ impl<'a> Sources<'a> {
     /// Those of a group.
     pub fn of(group: &'a Group<'a>) -> Self {
         let problem = group.problem;
-        let keys = if problem.keys_as_they_lie() {
+        let keys = if problem.keys_in_place() {
             Place::Cache
         } else {
             Place::Converted
         };
         let values = match problem.v {
             None if keys == Place::Cache || problem.values_begin_keys() => Place::Keys,
-            _ if problem.values_as_they_lie() => Place::Cache,
+            _ if problem.values_in_place() => Place::Cache,
             _ => Place::Converted,
         };
         Self {
@@ -353,7 +353,7 @@ fn list_keys<'a, const D: usize>(
 ) {
     let (problem, request, head) = (group.problem, group.request, group.head);
     // Often an addition for each, and no table: with few rows a nanosecond counts.
-    match problem.keys_in_a_row(request, head, &keys) {
+    match problem.contiguous_keys(request, head, &keys) {
         Some(run) if run.len() == keys.len() => {
             let mut to = rows[*n..].iter_mut();
             // In this order: `to` isn't advanced where there is no key.
@@ -376,7 +376,7 @@ fn list_runs<'a, const D: usize>(
     n: &mut usize,
 ) {
     let (problem, request, head) = (group.problem, group.request, group.head);
-    while let Some(run) = problem.keys_in_a_row(request, head, &keys) {
+    while let Some(run) = problem.contiguous_keys(request, head, &keys) {
         for (to, row) in rows[*n..].iter_mut().zip(run) {
             *to = row;
         }

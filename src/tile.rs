@@ -47,7 +47,7 @@ pub mod ascend {
     pub const L0C: usize = 128 * 1024;
     /// Unified Buffer of a Vector core.
     pub const UB: usize = 192 * 1024;
-    /// Rows that the paper processes together: 128 heads, two query positions.
+    /// Rows that the paper processes at once: 128 heads, two query positions.
     pub const M: usize = 256;
     /// Depth of an L0 tile in C1: a sixth of the query's width.
     pub const BASE_K: usize = 96;
@@ -111,9 +111,10 @@ pub type ORow = [f32; STRIP];
 pub struct L0a {
     /// P rounded to BF16.
     pub high: PTile,
-    /// What that rounding took, rounded to BF16 ([`Precision::Bf16x2`](crate::Precision)).
+    /// The residual of that rounding, rounded to BF16 ([`Precision::Bf16x2`](crate::Precision)).
     pub low: PTile,
-    /// What it took from the largest P of each row ([`Precision::Bf16`](crate::Precision)), if that isn't a power of two.
+    /// The residual of each row's largest P ([`Precision::Bf16`](crate::Precision)), unless that is a
+    /// power of two.
     pub residuals: Residuals,
     /// The factor of each row's products: P is smaller by it than relative to the reference.
     pub weights: [f32; PANEL_ROWS],
@@ -121,11 +122,11 @@ pub struct L0a {
     pub increment: [i32; PANEL_ROWS],
 }
 
-/// What rounding took from a block's largest P of each row, as one more pair of P.
+/// The rounding residual of a block's largest P of each row, as one more pair of P.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Residuals {
-    /// Whose pair of keys it is.
+    /// The pair of keys.
     pub pair: [u32; PANEL_ROWS],
     /// `P - bf16(P)` as BF16 in the half of the key that has the largest P, zero in the other.
     pub p: [u32; PANEL_ROWS],
@@ -202,8 +203,7 @@ pub struct Tiles {
     pub ub: [RowState; PANELS],
 }
 
-/// FP32 numbers that one task leaves behind at most: O, and exponent and sum of
-/// each row.
+/// Most FP32 numbers of one task's partial result: O, and exponent and sum of each row.
 pub const MAX_PARTIAL: usize = GROUP_ROWS * (MAX_D_V + 2);
 
 /// The memory that one thread works in: about 1.9 MiB (159 KiB with small tiles), 64-byte
@@ -271,7 +271,7 @@ const _: () = {
     assert!(size_of::<Fp32Tile>() <= ascend::L0B / 2 && size_of::<L0b>() <= ascend::L0B);
     assert!(size_of::<STile>() <= ascend::L0C / 2 && size_of::<L0c>() <= ascend::L0C);
     assert!(size_of::<[RowState; PANELS]>() <= ascend::UB);
-    // Small: of 256 KiB, a third is left for the host.
+    // Small: a third of 256 KiB remains for the host.
     assert!(size_of::<Workspace>() <= if SMALL { 164 << 10 } else { 2 << 20 });
     assert!(align_of::<Workspace>() == 64);
     // No padding anywhere, so that the workspace is plain memory.

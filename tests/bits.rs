@@ -5,7 +5,7 @@
 
 use amla::bits::{
     Increment, add_increment_f32, add_increment_f32_slice, as_printed_f32, bf16_round,
-    bf16_round_slice, bf16_widen, bf16_widen_slice, compensation, mul_pow2_bf16,
+    bf16_round_slice, bf16_to_f32, bf16_to_f32_slice, compensation, mul_pow2_bf16,
     mul_pow2_bf16_slice, mul_pow2_f16, mul_pow2_f16_slice, mul_pow2_f32, mul_pow2_f32_slice,
     mul_pow2_f64, mul_pow2_f64_slice,
 };
@@ -147,7 +147,7 @@ fn for_every_f32(check: impl Fn(&[f32; BUFFER]) + Sync) {
     });
 }
 
-/// The rule once more, arranged to vectorise: no early exits, and `x` widened once for all `n`.
+/// The rule once more, arranged to vectorise: no early exits, and `x` converted to FP64 once for all `n`.
 #[test]
 #[ignore = "exhaustive: run with --release"]
 fn f32_all_patterns() {
@@ -156,7 +156,7 @@ fn f32_all_patterns() {
     for_every_f32(|xs| {
         // A buffer holds patterns of one sign and one exponent.
         let special = !xs[0].is_finite();
-        let widened = xs.map(|x| {
+        let fp64 = xs.map(|x| {
             let x = f64::from(x);
             if x.abs() < f64::from(f32::MIN_POSITIVE) {
                 0.0_f64.copysign(x)
@@ -184,7 +184,7 @@ fn f32_all_patterns() {
                     };
                     flushed as f32 // exact, or infinity from 2^128 on
                 };
-                let both = widened.iter().map(expected).zip(&got);
+                let both = fp64.iter().map(expected).zip(&got);
                 both.map(|(expected, &got)| difference(expected, got))
                     .fold(0, any)
             };
@@ -210,7 +210,7 @@ fn bf16_round_all_patterns() {
 // -------------------------------------------------------------------------------------------------
 
 /// The bits of `x * 2^n` by the rule. There is no wider format: the flush is decided by comparing
-/// `x` with the smallest normal number over `2^n`, and multiplying in three steps keeps every factor
+/// `x` with the smallest normal number over `2^n`, and multiplying in three steps makes every factor
 /// normal.
 fn oracle_f64(x: f64, n: i32) -> u64 {
     // The largest number over the smallest normal one is just below 2^2046.
@@ -387,7 +387,7 @@ fn compensation_is_the_relative_change_of_c() {
 #[test]
 fn the_appendix_is_right_about_c() {
     let s32 = [1.0_f32, 0.7512, 1.2344, 0.9031, 1.0039];
-    let scales = s32.map(|s| (s, bf16_widen(bf16_round(s))));
+    let scales = s32.map(|s| (s, bf16_to_f32(bf16_round(s))));
     let (mut by_appendix, mut as_printed) = (1.5_f32, 1.5_f32); // mid-binade: the 1.5 is exact
     for pair in scales.windows(2) {
         let [(r_prev, s_prev), (r, s)] = [pair[0], pair[1]];
@@ -437,7 +437,7 @@ fn the_printed_addition_goes_wrong_where_ours_is_total() {
 // -------------------------------------------------------------------------------------------------
 
 #[test]
-fn bf16_round_and_widen_agree_with_half() {
+fn bf16_conversions_agree_with_half() {
     let lower = [0, 1, 0x0040, 0x7fff, 0x8000, 0x8001, 0xc000, 0xffff];
     for upper in 0..=u16::MAX {
         for lower in lower {
@@ -445,11 +445,11 @@ fn bf16_round_and_widen_agree_with_half() {
             let expected = bf16::from_f32(x).to_bits();
             assert_eq!(bf16_round(x), expected, "{:#010x}", x.to_bits());
         }
-        // Not by value: `half` quiets NaNs as it widens them.
-        let widened = bf16_widen(upper);
-        assert_eq!(widened.to_bits(), u32::from(upper) << 16);
-        assert!(widened.is_nan() || widened == bf16::from_bits(upper).to_f32());
-        assert!(widened.is_nan() || bf16_round(widened) == upper);
+        // Not by value: `half` quiets NaNs when it converts them.
+        let fp32 = bf16_to_f32(upper);
+        assert_eq!(fp32.to_bits(), u32::from(upper) << 16);
+        assert!(fp32.is_nan() || fp32 == bf16::from_bits(upper).to_f32());
+        assert!(fp32.is_nan() || bf16_round(fp32) == upper);
     }
 }
 
@@ -458,7 +458,7 @@ fn bf16_slices_stop_at_the_shorter() {
     let (xs, mut narrow, mut wide) = ([1.0, 2.0, 3.0], [7; 2], [7.0; 4]);
     bf16_round_slice(&xs, &mut narrow);
     assert_eq!(narrow, [0x3f80, 0x4000]);
-    bf16_widen_slice(&narrow, &mut wide);
+    bf16_to_f32_slice(&narrow, &mut wide);
     assert_eq!(wide, [1.0, 2.0, 7.0, 7.0]);
     bf16_round_slice(&xs[..1], &mut narrow[1..]);
     assert_eq!(narrow, [0x3f80; 2]);
@@ -546,10 +546,10 @@ proptest! {
         let mut narrow = vec![0; xs.len()];
         bf16_round_slice(&xs, &mut narrow);
         let mut wide = vec![0.0; xs.len()];
-        bf16_widen_slice(&narrow, &mut wide);
+        bf16_to_f32_slice(&narrow, &mut wide);
         for ((&x, &narrow), &wide) in xs.iter().zip(&narrow).zip(&wide) {
             prop_assert_eq!(narrow, bf16_round(x));
-            prop_assert_eq!(wide.to_bits(), bf16_widen(narrow).to_bits());
+            prop_assert_eq!(wide.to_bits(), bf16_to_f32(narrow).to_bits());
         }
     }
 }

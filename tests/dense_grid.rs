@@ -75,7 +75,7 @@ fn points() -> Vec<Point> {
     points
 }
 
-/// So many of them, the same in every run.
+/// `n` of the points, the same in every run.
 fn sample(mut points: Vec<Point>, n: usize) -> Vec<Point> {
     points.shuffle(&mut ChaCha8Rng::seed_from_u64(11));
     points.truncate(n);
@@ -83,12 +83,12 @@ fn sample(mut points: Vec<Point>, n: usize) -> Vec<Point> {
 }
 
 fn dense_grid(backend: Backend) {
-    let mut few = points();
+    let mut short = points();
     // 4096 keys of 64 requests take a machine of their own.
-    few.retain(|p| p.b * p.s_k <= 600 && p.h_kv <= 3);
+    short.retain(|p| p.b * p.s_k <= 600 && p.h_kv <= 3);
     let mut long = points();
     long.retain(|p| p.b == 1 && p.s_k == 4096 && p.h_q <= 9 && p.h_kv == 1);
-    run(backend, [sample(few, 60), sample(long, 4)].concat());
+    run(backend, [sample(short, 60), sample(long, 4)].concat());
 }
 
 fn dense_grid_ci(backend: Backend) {

@@ -44,8 +44,8 @@ fn all(problem: &Problem, case: &Case, backend: Backend) -> Vec<(Vec<u32>, Vec<u
         .collect()
 }
 
-/// Row counts of every path: few rows, a panel, several; with as many blocks as go around
-/// the memory of widened rows.
+/// Row counts of every path: few rows, a panel, several; with enough blocks to reuse the memory of
+/// converted rows.
 const HEADS: [usize; 5] = [1, 5, 16, 64, 130];
 const KEYS: [usize; 5] = [1, 191, 500, 400, 770];
 
@@ -190,7 +190,7 @@ fn quantised_values_alone(backend: Backend) {
     assert_eq!(all(&problem, &case, backend), want);
 }
 
-/// Values in BF16, which are used as they lie, though their keys aren't.
+/// Values in BF16, which are used in place, though their keys aren't.
 fn quantised_keys_alone(backend: Backend) {
     for (h_q, s_k) in HEADS.into_iter().zip(KEYS) {
         let mut case = Case::new(2, 1, s_k, h_q, (128, 128)).separate_v();
@@ -222,7 +222,8 @@ fn non_finite_values(backend: Backend) {
     }
 }
 
-/// Values apart, which are widened before they are packed: rows that don't see an infinity are spared.
+/// Separate values, which are converted before they are packed: rows that don't see an infinity stay
+/// finite.
 fn infinities_of_hidden_keys(backend: Backend) {
     for h_q in [2, 20] {
         let mut case = Case::new(1, 3, 300, h_q, (128, 128)).separate_v();
@@ -508,7 +509,7 @@ const SMALL: Shape = Shape {
 };
 
 #[test]
-fn parts_make_the_whole() {
+fn parts_merge_to_the_result_over_all_keys() {
     let case = Case::new(1, 2, 900, 3, (128, 128));
     let (want_o, want_lse) = case.golden();
     for format in FORMATS {

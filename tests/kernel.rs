@@ -8,7 +8,7 @@ use amla::{
     BLOCK_KEYS, Backend, BackendId, Precision, Problem, Rescale, SUPPORTED_DIMS, reference,
 };
 use common::precision::{Stage, check};
-use common::{Case, backends, frobenius, keeps_p_whole, modes, wanted};
+use common::{Case, backends, frobenius, modes, stores_p_in_fp32, wanted};
 use half::bf16;
 
 const MLA: (usize, usize) = (576, 512);
@@ -280,7 +280,7 @@ fn constant_maximum_does_not_drift(backend: Backend) {
         let long = frobenius(&o, &want);
         // Where P isn't rounded, what is left are the sums' own roundings in FP32.
         let bound = 1.5
-            * if keeps_p_whole(backend) {
+            * if stores_p_in_fp32(backend) {
                 short.max(2e-6)
             } else {
                 short

@@ -89,7 +89,7 @@ fn outputs_of_any_order_and_format() {
             (0, [d_v, b * h_q * d_v, b * d_v]),
         ] {
             let len = b * s_q * h_q * (d_v + gap) + b * s_q * 5;
-            // Whatever other tests ask for.
+            // Whatever backend other tests request.
             let options = &Options::default();
             let run = |o: Elements<'_>, on_rayon: bool| {
                 let mut lse = vec![-7.5; b * s_q * h_q];

@@ -486,7 +486,7 @@ fn scores_of_minus_infinity_weigh_nothing() {
 
 /// As the kernel splits them. A split that sees only scores of minus infinity weighs nothing.
 #[test]
-fn splits_are_put_together() {
+fn splits_are_merged() {
     const N: usize = 2100;
     let ranges: Vec<_> = amla::schedule::splits(N).collect();
     assert_eq!(ranges.len(), 2);

@@ -142,27 +142,27 @@ fn phases_come_in_order_with_the_papers_counts() {
 }
 
 #[test]
-fn any_preload_count_keeps_what_stages_need() {
+fn any_preload_count_orders_stages_by_their_needs() {
     for (items, count) in (0..=12).flat_map(|items| (0..=6).map(move |count| (items, count))) {
         let all: Vec<_> = preload_by(items, count).collect();
         let at = |stage| {
-            let mut places = all.iter().enumerate().filter(|(_, s)| s.stage == stage);
-            let place = places.next().map(|(place, _)| place);
-            assert_eq!(places.next(), None, "{stage:?} twice");
-            place.unwrap_or_else(|| panic!("no {stage:?}"))
+            let mut indices = all.iter().enumerate().filter(|(_, s)| s.stage == stage);
+            let index = indices.next().map(|(index, _)| index);
+            assert_eq!(indices.next(), None, "{stage:?} twice");
+            index.unwrap_or_else(|| panic!("no {stage:?}"))
         };
         assert_eq!(all.len(), 3 * items + 1);
         assert_eq!(at(Stage::Last), 3 * items);
         for i in 0..items {
             let [c1, v1, c2] = [Stage::C1(i), Stage::V1(i), Stage::C2(i)].map(at);
             assert!(c1 < v1 && v1 < c2, "{i} of {items} by {count}");
-            // One tile of P, and one of S for each C1 that runs ahead.
+            // One tile of P, and one of S for each C1 of the preload.
             assert!(i == 0 || at(Stage::C2(i - 1)) < v1);
             let tiles = count.max(1);
             assert!(i < tiles || at(Stage::V1(i - tiles)) < c1);
         }
-        let ahead = all.iter().take_while(|s| matches!(s.stage, Stage::C1(_)));
-        assert_eq!(ahead.count(), items.min(count.max(1)));
+        let first = all.iter().take_while(|s| matches!(s.stage, Stage::C1(_)));
+        assert_eq!(first.count(), items.min(count.max(1)));
         let of = |phase| all.iter().filter(|s| s.phase == phase).count();
         assert_eq!(of(Phase::Loop), 3 * items.saturating_sub(count));
         let first = usize::from(items > 0 && count > 0);
@@ -226,7 +226,7 @@ fn no_number_of_items_overflows() {
     assert_eq!(order.nth(3).map(|s| s.stage), Some(Stage::C1(2)));
 }
 
-// Ranges of keys.
+// KV splits.
 
 /// Each key once and in order; no pair or register tile in two ranges.
 #[test]

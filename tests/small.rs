@@ -61,7 +61,7 @@ fn layouts_masks_and_sinks() {
     }
 }
 
-/// Two ranges of keys, put together.
+/// Two KV splits, merged.
 #[test]
 fn tasks() {
     let host = Host::new([1, 1], TINY, &[(1, 2048), (1, 2)]);
@@ -146,7 +146,7 @@ fn formats() {
             kv,
             ..Problem::dense(shape, &q, &[], 0.04)
         };
-        // Golden widens rows by itself.
+        // Golden converts rows by itself.
         let ((want, _), (o, _)) = (golden(&problem), decoded(&problem, &options()));
         for (got, want) in o.into_iter().zip(want) {
             let got = f64::from(f32::from_bits(got));
@@ -155,7 +155,7 @@ fn formats() {
     }
 }
 
-/// Outputs of two bytes an element, and results over two ranges of keys.
+/// Outputs of two bytes an element, and results over two KV splits.
 #[test]
 fn outputs_and_merging() {
     let host = Host::new([2, 1], TINY, &[(1, 4)]);

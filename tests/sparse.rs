@@ -71,27 +71,27 @@ impl Chosen {
         let keys = pages(2 * point.topk + 10, point.page_size);
         let extra_page_size = 2 * point.page_size + 1;
         let extra_keys = pages(point.extra_topk + 3, extra_page_size);
-        let mut places = |topk: usize, keys: usize| -> Vec<i32> {
+        let mut indices = |topk: usize, keys: usize| -> Vec<i32> {
             let keys = i32::try_from(keys).unwrap();
             (0..b * s_q)
                 .flat_map(|unit| {
                     let mut all: Vec<i32> = (0..keys).collect();
                     all.shuffle(&mut rng);
                     all.truncate(topk);
-                    for place in &mut all {
-                        // The last row has no valid place at all.
+                    for index in &mut all {
+                        // The last row has no valid index at all.
                         let none = unit + 1 == b * s_q && point.invalid > 0;
                         if none || rng.random_ratio(point.invalid, 1000) {
                             let bad = [-1, i32::MIN, keys, keys + 77, 2_147_480_000];
-                            *place = bad[rng.random_range(0..bad.len())];
+                            *index = bad[rng.random_range(0..bad.len())];
                         }
                     }
                     all
                 })
                 .collect()
         };
-        let indices = places(point.topk, keys);
-        let extra_indices = places(point.extra_topk, extra_keys);
+        let [indices, extra_indices] = [(point.topk, keys), (point.extra_topk, extra_keys)]
+            .map(|(topk, keys)| indices(topk, keys));
         let mut lengths = |topk: usize| {
             let topk = i32::try_from(topk).unwrap();
             let lengths = (0..b).map(|_| rng.random_range(0..=topk)).collect();
@@ -417,11 +417,11 @@ fn point() -> Point {
 }
 
 fn tasks(backend: Backend) {
-    let whole = Point {
+    let full = Point {
         lengths: false,
         ..point()
     };
-    let chosen = Chosen::new(whole, 1);
+    let chosen = Chosen::new(full, 1);
     let problem = chosen.problem();
     let options = modes(backend)[0];
     let want = common::run(&problem, chosen.sizes(), &options);

@@ -141,7 +141,7 @@ unsafe fn pages<'a>(regions: &mut Regions, call: &Call) -> Result<Option<Pages<'
         }
         return Ok(None);
     }
-    // SAFETY: asks what this function's contract promises.
+    // SAFETY: needs what this function's contract promises.
     let block_table = unsafe { slice(regions, "block_table", block_table, block_table_len) }?;
     Ok(Some(Pages {
         block_table,
@@ -161,12 +161,12 @@ unsafe fn sparse<'a>(regions: &mut Regions, call: &Call) -> Result<Option<Sparse
         return Ok(None);
     }
     let names = ["indices", "indices.reserved", "topk_length"];
-    // SAFETY: asks what this function's contract promises.
+    // SAFETY: needs what this function's contract promises.
     let indices = unsafe { indices(regions, names, call.sparse) }?;
-    // SAFETY: asks what this function's contract promises.
+    // SAFETY: needs what this function's contract promises.
     let extra = unsafe { read_optional(regions, "extra", call.extra) }?;
     let extra = match extra {
-        // SAFETY: asks what this function's contract promises.
+        // SAFETY: needs what this function's contract promises.
         Some(extra) => Some(unsafe { second_cache(regions, &extra) }?),
         None => None,
     };
@@ -183,11 +183,11 @@ unsafe fn second_cache<'a>(regions: &mut Regions, extra: &Extra) -> Result<amla:
         "extra_topk_length",
     ];
     Ok(amla::Extra {
-        // SAFETY: asks what this function's contract promises.
+        // SAFETY: needs what this function's contract promises.
         kv: unsafe { tensor(regions, &names!("extra_kv"), extra.kv) }?,
         pages: extra.pages,
         page_size: extra.page_size,
-        // SAFETY: asks what this function's contract promises.
+        // SAFETY: needs what this function's contract promises.
         indices: unsafe { indices(regions, names, extra.indices) }?,
     })
 }
@@ -199,17 +199,17 @@ unsafe fn indices<'a>(
     [name, reserved, length]: [&'static str; 3],
     indices: *const Indices,
 ) -> Result<amla::Indices<'a>, Fault> {
-    // SAFETY: asks what this function's contract promises.
+    // SAFETY: needs what this function's contract promises.
     let given = unsafe { read(regions, name, indices) }?;
     zero(reserved, given.reserved)?;
-    // SAFETY: asks what this function's contract promises.
+    // SAFETY: needs what this function's contract promises.
     let indices = unsafe { slice(regions, name, given.indices, given.indices_len) }?;
     let (lengths, len) = (given.topk_length, given.topk_length_len);
     Ok(amla::Indices {
         indices,
         strides: given.strides,
         topk: given.topk,
-        // SAFETY: asks what this function's contract promises.
+        // SAFETY: needs what this function's contract promises.
         topk_length: unsafe { list(regions, length, lengths, len) }?,
     })
 }
@@ -224,7 +224,7 @@ unsafe fn optional_tensor<'a>(
     if memory.is_null() {
         return Ok(None);
     }
-    // SAFETY: asks what this function's contract promises.
+    // SAFETY: needs what this function's contract promises.
     unsafe { tensor(regions, names, memory) }.map(Some)
 }
 
@@ -235,31 +235,31 @@ unsafe fn tensor<'a>(
     names: &Names,
     memory: *const Tensor,
 ) -> Result<amla::Tensor<'a>, Fault> {
-    // SAFETY: asks what this function's contract promises.
+    // SAFETY: needs what this function's contract promises.
     let given = unsafe { read(regions, names.tensor, memory) }?;
     let (data, len, strides) = (given.data, given.len, given.strides);
     let name = names.tensor;
     let data = match given.dtype {
         types::AMLA_DTYPE_BF16 => {
-            // SAFETY: asks what this function's contract promises, for elements of the type
+            // SAFETY: needs what this function's contract promises, for elements of the type
             // that the caller says.
             let data = unsafe { slice(regions, name, data.cast::<bf16>(), len) }?;
             Data::Bf16(data)
         }
         types::AMLA_DTYPE_F16 => {
-            // SAFETY: asks what this function's contract promises, for elements of the type
+            // SAFETY: needs what this function's contract promises, for elements of the type
             // that the caller says.
             let data = unsafe { slice(regions, name, data.cast::<f16>(), len) }?;
             Data::F16(data)
         }
         types::AMLA_DTYPE_FP8 => {
-            // SAFETY: asks what this function's contract promises, for elements of the type
+            // SAFETY: needs what this function's contract promises, for elements of the type
             // that the caller says.
             let bytes = unsafe { slice(regions, name, data.cast::<u8>(), len) }?;
             Data::Fp8(bytes)
         }
         types::AMLA_DTYPE_MODEL1 => {
-            // SAFETY: asks what this function's contract promises, for elements of the type
+            // SAFETY: needs what this function's contract promises, for elements of the type
             // that the caller says.
             let bytes = unsafe { slice(regions, name, data.cast::<u8>(), len) }?;
             Data::Model1 {
@@ -269,11 +269,11 @@ unsafe fn tensor<'a>(
             }
         }
         types::AMLA_DTYPE_INT8 => {
-            // SAFETY: asks what this function's contract promises, for elements of the type
+            // SAFETY: needs what this function's contract promises, for elements of the type
             // that the caller says.
             let values = unsafe { slice(regions, name, data.cast::<i8>(), len) }?;
             let (scales, scales_len) = (given.scales, given.scales_len);
-            // SAFETY: asks what this function's contract promises.
+            // SAFETY: needs what this function's contract promises.
             let scales = unsafe { slice(regions, names.scales, scales, scales_len) }?;
             Data::Int8 {
                 values,
@@ -320,7 +320,7 @@ pub unsafe fn options(call: &Call) -> Result<Options, Fault> {
         Backend::detect()
     } else {
         let named = |id: &BackendId| {
-            // SAFETY: asks what this function's contract promises.
+            // SAFETY: needs what this function's contract promises.
             unsafe { is_string(call.backend, id.name()) }
         };
         let id = BackendId::ALL.into_iter().find(named);
@@ -353,14 +353,14 @@ unsafe fn is_string(string: *const c_char, text: &str) -> bool {
 
 /// An output that is yet to be claimed.
 pub struct Results {
-    o: Place,
+    o: Buffer,
     lse: Written<f32>,
     o_strides: [usize; 3],
     lse_strides: [usize; 3],
     format: Lse,
 }
 
-enum Place {
+enum Buffer {
     Bf16(Written<bf16>),
     F16(Written<f16>),
     F32(Written<f32>),
@@ -369,7 +369,7 @@ enum Place {
 /// # Safety
 /// `output` is null, or a struct as long as it says.
 pub unsafe fn output(regions: &mut Regions, output: *const Output) -> Result<Results, Fault> {
-    // SAFETY: asks what this function's contract promises.
+    // SAFETY: needs what this function's contract promises.
     let given = unsafe { read(regions, "output", output) }?;
     let base = match given.lse_base {
         types::AMLA_LSE_BASE_E => LseBase::E,
@@ -393,9 +393,9 @@ pub unsafe fn output(regions: &mut Regions, output: *const Output) -> Result<Res
     };
     let (o, len): (*mut c_void, usize) = (given.o, given.o_len);
     let o = match given.dtype {
-        types::AMLA_DTYPE_BF16 => Place::Bf16(Written::new(regions, "o", o.cast(), len)?),
-        types::AMLA_DTYPE_F16 => Place::F16(Written::new(regions, "o", o.cast(), len)?),
-        types::AMLA_DTYPE_F32 => Place::F32(Written::new(regions, "o", o.cast(), len)?),
+        types::AMLA_DTYPE_BF16 => Buffer::Bf16(Written::new(regions, "o", o.cast(), len)?),
+        types::AMLA_DTYPE_F16 => Buffer::F16(Written::new(regions, "o", o.cast(), len)?),
+        types::AMLA_DTYPE_F32 => Buffer::F32(Written::new(regions, "o", o.cast(), len)?),
         value => {
             return Err(Fault::Unknown {
                 argument: "output.dtype",
@@ -416,9 +416,9 @@ impl Results {
     /// Numbers of O and of lse.
     pub fn lens(&self) -> [usize; 2] {
         let o = match &self.o {
-            Place::Bf16(o) => o.len(),
-            Place::F16(o) => o.len(),
-            Place::F32(o) => o.len(),
+            Buffer::Bf16(o) => o.len(),
+            Buffer::F16(o) => o.len(),
+            Buffer::F32(o) => o.len(),
         };
         [o, self.lse.len()]
     }
@@ -426,18 +426,18 @@ impl Results {
     /// # Safety
     /// As [`Written::claim`], for the memory of both outputs.
     pub unsafe fn claim<'a>(self) -> amla::Output<'a> {
-        // SAFETY: asks what this function's contract promises.
+        // SAFETY: needs what this function's contract promises.
         let o = unsafe {
             match self.o {
-                Place::Bf16(o) => Elements::Bf16(o.claim()),
-                Place::F16(o) => Elements::F16(o.claim()),
-                Place::F32(o) => Elements::F32(o.claim()),
+                Buffer::Bf16(o) => Elements::Bf16(o.claim()),
+                Buffer::F16(o) => Elements::F16(o.claim()),
+                Buffer::F32(o) => Elements::F32(o.claim()),
             }
         };
         amla::Output {
             o,
             o_strides: self.o_strides,
-            // SAFETY: asks what this function's contract promises.
+            // SAFETY: needs what this function's contract promises.
             lse: unsafe { self.lse.claim() },
             lse_strides: self.lse_strides,
             lse_format: self.format,

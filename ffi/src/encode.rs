@@ -1,10 +1,11 @@
-//! Encoders of the formats that caches are kept in.
+//! Encoders of the storage formats of caches.
 
 use amla::format;
 use half::bf16;
 
-use crate::fault::{Fault, report};
+use crate::fault::Fault;
 use crate::memory::{Regions, Written, put, slice};
+use crate::report::report;
 use crate::types::{self, ErrorDetail, Status};
 
 const _: () = assert!(types::AMLA_FP8_ROW == format::FP8_ROW);

@@ -6,6 +6,7 @@ use core::ptr;
 use amla::{Backend, BackendId, SUPPORTED_DIMS};
 
 use crate::memory::fill;
+use crate::report::report;
 use crate::types::{self, CapabilitySet, Status};
 
 /// The version of the interface: AMLA_ABI_VERSION as the library was compiled. A program that
@@ -56,8 +57,8 @@ const fn names() -> [[u8; NAME_MAX]; BackendId::ALL.len()] {
 
 /// Null if there is none.
 fn c_name(id: Option<BackendId>) -> *const c_char {
-    let place = id.and_then(|id| BackendId::ALL.into_iter().position(|other| other == id));
-    let name = place.and_then(|place| NAMES.get(place));
+    let index = id.and_then(|id| BackendId::ALL.into_iter().position(|other| other == id));
+    let name = index.and_then(|index| NAMES.get(index));
     name.map_or(ptr::null(), |name| name.as_ptr().cast())
 }
 
@@ -70,13 +71,15 @@ pub extern "C" fn amla_backend_name() -> *const c_char {
     c_name(Some(Backend::detect().id()))
 }
 
-/// Asks Linux to let this process use AMX, so that the backend "amx" is there from then on, and is
-/// what amla_backend_name tells on processors that have it. Linux lets nobody who hasn't asked:
-/// signals take 8 KiB more of a thread's stack then. It refuses where a thread's alternate signal
-/// stack is too small for that, and such stacks afterwards. Call it before anything else, as calls
-/// without a named backend use the fastest. It holds for all threads, and can't be taken back;
-/// where there is no AMX, nothing is asked. Whether it was granted, other functions find out by
-/// the system call arch_prctl, on processors that have AMX.
+/// Requests permission from Linux for this process to use AMX. Then the backend "amx" is available,
+/// and amla_backend_name returns it on processors that have AMX.
+///
+/// Linux demands the request because signals then take 8 KiB more of a thread's stack. It refuses
+/// where a thread's alternate signal stack is too small for that, and refuses such stacks afterwards.
+///
+/// Call it before anything else, as calls without a named backend use the fastest. The permission
+/// holds for all threads and can't be taken back. Without AMX the function does nothing. Other
+/// functions learn of the permission by the system call arch_prctl, on processors that have AMX.
 ///
 /// @return AMLA_OK if the process may use it, AMLA_ERROR_BACKEND_UNAVAILABLE otherwise.
 #[unsafe(no_mangle)]
@@ -88,8 +91,8 @@ pub extern "C" fn amla_permit_amx() -> Status {
     }
 }
 
-/// Name of a backend that this processor can run, in the order in which they were made ever wider;
-/// the fastest is amla_backend_name.
+/// Name of a backend that this processor can run, the narrowest first. The fastest is
+/// amla_backend_name.
 ///
 /// @param index Which one.
 /// @return A string, there as long as the library is; null if there are fewer.
@@ -114,8 +117,8 @@ fn available() -> impl Iterator<Item = BackendId> {
 pub unsafe extern "C" fn amla_capabilities(set: *mut CapabilitySet) -> Status {
     let mut dims = [[0; 2]; types::AMLA_DIMS_MAX];
     let mut dims_len = 0;
-    for (place, &(d_qk, d_v)) in dims.iter_mut().zip(SUPPORTED_DIMS) {
-        *place = [d_qk, d_v].map(|width| u32::try_from(width).unwrap_or_default());
+    for (pair, &(d_qk, d_v)) in dims.iter_mut().zip(SUPPORTED_DIMS) {
+        *pair = [d_qk, d_v].map(|width| u32::try_from(width).unwrap_or_default());
         dims_len += 1;
     }
     let bits = |dtypes: &[u32]| dtypes.iter().fold(0, |bits, dtype| bits | 1 << dtype);
@@ -149,8 +152,8 @@ pub unsafe extern "C" fn amla_capabilities(set: *mut CapabilitySet) -> Status {
         // SAFETY: the caller's pointers are as documented: this function's contract.
         unsafe { fill("set", set, value) }
     };
-    // SAFETY: without a detail there is nothing to keep.
-    unsafe { crate::fault::report(ptr::null_mut(), body) }
+    // SAFETY: without a detail nothing is written.
+    unsafe { report(ptr::null_mut(), body) }
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "a few bytes")]

@@ -1,5 +1,5 @@
-//! Where the fields of the structs lie, asserted on machines with 64-bit pointers. The C
-//! tests assert the same of the header, from the same table.
+//! Offsets of the structs' fields, asserted on machines with 64-bit pointers. The C tests assert the
+//! same of the header, from the same table.
 
 /// One line of the table.
 macro_rules! layout {

@@ -3,9 +3,10 @@
 //! | module | |
 //! |---|---|
 //! | `types` | the structs and numbers that cross the boundary |
-//! | `layout` | where their fields lie, asserted here and, from the same table, in C |
+//! | `layout` | offsets of their fields, asserted here and, from the same table, in C |
 //! | `memory` | the caller's pointers into slices, each checked before it becomes one |
-//! | `fault` | why a call was refused, as a status code and in detail |
+//! | `fault` | why a call was refused: its status, arguments and numbers |
+//! | `report` | the same in the caller's memory |
 //! | `call` | a described call into `amla`'s `Problem`, `Options` and `Output` |
 //! | `run`, `encode`, `info` | the functions |
 //!
@@ -37,6 +38,7 @@ mod fault;
 mod info;
 mod layout;
 mod memory;
+mod report;
 mod run;
 mod types;
 

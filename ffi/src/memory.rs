@@ -219,7 +219,7 @@ pub unsafe fn list<'a, T: Number>(
     if memory.is_null() && len == 0 {
         return Ok(None);
     }
-    // SAFETY: asks what this function's contract promises.
+    // SAFETY: needs what this function's contract promises.
     unsafe { slice(regions, argument, memory, len) }.map(Some)
 }
 
@@ -323,7 +323,7 @@ pub unsafe fn read<T: Struct>(
     argument: &'static str,
     memory: *const T,
 ) -> Result<T, Fault> {
-    // SAFETY: asks what this function's contract promises.
+    // SAFETY: needs what this function's contract promises.
     unsafe { sized(argument, memory) }?;
     regions.read(argument, memory, 1);
     // SAFETY: not null, aligned and as long as the type (`sized`); every bit pattern is a value (`Struct`).
@@ -342,7 +342,7 @@ pub unsafe fn read_optional<T: Struct>(
     if memory.is_null() {
         return Ok(None);
     }
-    // SAFETY: asks what this function's contract promises.
+    // SAFETY: needs what this function's contract promises.
     unsafe { read(regions, argument, memory) }.map(Some)
 }
 
@@ -355,7 +355,7 @@ pub unsafe fn fill<T: Struct>(
     memory: *mut T,
     value: T,
 ) -> Result<(), Fault> {
-    // SAFETY: asks what this function's contract promises.
+    // SAFETY: needs what this function's contract promises.
     unsafe { sized(argument, memory.cast_const()) }?;
     // SAFETY: not null, aligned, as long as the type (`sized`); the caller's to be written.
     unsafe { memory.write(value) };

@@ -5,8 +5,9 @@ use core::ffi::c_void;
 use amla::{Part, Plan, Shape, Workspace, combine, decode, merge, run_tasks};
 
 use crate::call::{options, output, problem, read_call};
-use crate::fault::{Fault, report};
+use crate::fault::Fault;
 use crate::memory::{Regions, Written, fill, put, read, sized, slice};
+use crate::report::report;
 use crate::types::{self, Call, ErrorDetail, Output, PlanInfo, Status};
 
 /// What a plan in memory begins with, so that other memory is not taken for one.
@@ -49,10 +50,9 @@ pub unsafe extern "C" fn amla_plan_size(
 
 /// Cuts a call into tasks.
 ///
-/// The plan is numbers only: it may be copied, moved and kept, and serves every call with
-/// the same shape and lengths (window, causal and topk included), from layer to layer. It
-/// takes no part in what is computed: the results are those of amla_run() to the bit, however
-/// many threads run the tasks.
+/// The plan is numbers only: it may be copied, moved and stored. It serves every call with the
+/// same shape and lengths (window, causal and topk included), from layer to layer. Results are
+/// those of amla_run() to the bit, for any number of threads.
 ///
 /// @param call What is to be computed; its output isn't looked at.
 /// @param plan Where the plan goes; any alignment.
@@ -209,9 +209,9 @@ pub unsafe extern "C" fn amla_run(
 /// Computes tasks begin, begin + 1, ..., end - 1 of a plan.
 ///
 /// Any number of threads may do so at the same time, for disjoint ranges and with a workspace
-/// each, in any order and without waiting for each other: a call touches only its own tasks'
+/// each, in any order and without waiting for each other. A call touches only its own tasks'
 /// part of `partials`, from begin * partial_len on. When all tasks are done, amla_combine()
-/// puts the results together.
+/// merges the results.
 ///
 /// @param call What is to be computed; its output isn't looked at.
 /// @param plan What amla_plan() wrote for a call with this shape and these lengths.
@@ -288,7 +288,7 @@ pub unsafe extern "C" fn amla_run_tasks(
     unsafe { report(detail, body) }
 }
 
-/// Puts the results of all tasks together, in the order of the keys, and writes the outputs.
+/// Merges the results of all tasks, in the order of the keys, and writes the outputs.
 ///
 /// @param call What was computed, and where results go.
 /// @param plan The plan that the tasks are of.
@@ -333,19 +333,19 @@ pub unsafe extern "C" fn amla_combine(
     unsafe { report(detail, body) }
 }
 
-/// Puts results over different keys of the same queries together, into `total`, which holds
-/// one of them: a shared prefix and what follows it, caches sharded over devices or processes.
+/// Merges results over different keys of the same queries into `total`, which holds one of them:
+/// a shared prefix and the keys behind it, or caches sharded over devices or processes.
 ///
-/// A part's weight is the exponential of its lse. Rows that saw no key, as the total's
-/// lse_empty has it, weigh nothing; with AMLA_LSE_EMPTY_MINUS_INFINITY, infinity is a number.
-/// Sums are in FP64 and in the order given: the same parts in the same order give the same
-/// bits. Results must be in FP32, and computed without a sink.
+/// A part's weight is the exponential of its lse. Rows that saw no key have the total's
+/// lse_empty and weigh nothing. With AMLA_LSE_EMPTY_MINUS_INFINITY, infinity is a number. Sums
+/// are in FP64 and in the given order: the same parts in the same order give the same bits.
+/// Results must be in FP32, and computed without a sink.
 ///
 /// @param b Requests; 1 for ragged queries.
 /// @param s_q Query positions of a request; for ragged queries all tokens.
 /// @param h_q Query heads.
 /// @param d_v Width of a row of O.
-/// @param total Strides, format and memory; what is there is one of the results.
+/// @param total Strides, format and memory, which holds one of the results.
 /// @param parts The others, parts_len of them.
 /// @param parts_len At most AMLA_MERGE_MAX.
 /// @param detail Null, or where the reason goes if the call is refused.
@@ -433,12 +433,12 @@ pub unsafe extern "C" fn amla_merge(
 /// # Safety
 /// `call` is as documented.
 unsafe fn planned(regions: &mut Regions, call: *const Call) -> Result<Plan, Fault> {
-    // SAFETY: asks what this function's contract promises.
+    // SAFETY: needs what this function's contract promises.
     let call = unsafe { read_call(regions, call) }?;
-    // SAFETY: asks what this function's contract promises; the borrows end with it.
+    // SAFETY: needs what this function's contract promises; the borrows end with it.
     let problem = unsafe { problem(regions, &call) }?;
     // A call that no function would run has no plan.
-    // SAFETY: asks what this function's contract promises.
+    // SAFETY: needs what this function's contract promises.
     unsafe { options(&call) }?;
     Ok(Plan::new(&problem)?)
 }
@@ -451,7 +451,7 @@ unsafe fn answer(regions: &mut Regions, size: *mut usize, value: usize) -> Resul
     // Checked as what is written; put there when it is.
     let _: Written<usize> = Written::required(regions, "size", size)?;
     regions.check()?;
-    // SAFETY: asks what this function's contract promises.
+    // SAFETY: needs what this function's contract promises.
     unsafe { put("size", size, value) }
 }
 
@@ -505,7 +505,7 @@ unsafe fn read_plan(
         return Err(Fault::Null { argument: "plan" });
     }
     enough("plan", size, PLAN_SIZE)?;
-    // SAFETY: asks what this function's contract promises, of at least so many bytes (above).
+    // SAFETY: needs what this function's contract promises, of at least PLAN_SIZE bytes (above).
     let bytes = unsafe { slice(regions, "plan", plan.cast::<u8>(), PLAN_SIZE) }?;
     let mut words = [0; WORDS];
     for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {

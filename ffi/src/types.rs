@@ -45,15 +45,15 @@ pub const AMLA_ERROR_ALIASED: Status = 6;
 pub const AMLA_ERROR_NOT_A_PLAN: Status = 7;
 /// No kernel is compiled in for this pair of widths.
 pub const AMLA_ERROR_UNSUPPORTED_DIMS: Status = 8;
-/// A count lies outside its range.
+/// A count is out of its range.
 pub const AMLA_ERROR_OUT_OF_RANGE: Status = 9;
 /// A buffer has fewer elements than needed (bytes, for workspaces and plans).
 pub const AMLA_ERROR_TOO_SHORT: Status = 10;
-/// A list's length isn't the one that the sizes ask for.
+/// A list doesn't have the length that the sizes demand.
 pub const AMLA_ERROR_WRONG_LENGTH: Status = 11;
 /// Sizes and strides overflow.
 pub const AMLA_ERROR_OVERFLOW: Status = 12;
-/// Strides put two elements of an output into one place.
+/// Strides make two elements of an output overlap.
 pub const AMLA_ERROR_OVERLAP: Status = 13;
 /// A request's cache_seqlens is negative, or more than the cache has.
 pub const AMLA_ERROR_SEQLEN: Status = 14;
@@ -275,18 +275,18 @@ pub struct Call {
     /// Absorbed queries, [b, s_q, h_q, d_qk]; the first d_v columns of them if q_rope has the
     /// others.
     pub q: *const Tensor,
-    /// The queries' rotary part, [b, s_q, h_q, d_qk - d_v], if it lies apart.
+    /// The queries' rotary part, [b, s_q, h_q, d_qk - d_v], where it is a tensor of its own.
     pub q_rope: *const Tensor,
     /// The cache, [b, s_k, h_kv, d_qk]; the first d_v columns of it if k_rope has the others.
     /// Unless v is given, its first d_v columns are the values.
     pub kv: *const Tensor,
-    /// The keys' rotary part, [b, s_k, h_kv, d_qk - d_v], if it lies apart.
+    /// The keys' rotary part, [b, s_k, h_kv, d_qk - d_v], where it is a tensor of its own.
     pub k_rope: *const Tensor,
-    /// Values apart from the keys, [b, s_k, h_kv, d_v].
+    /// Separate values, [b, s_k, h_kv, d_v].
     pub v: *const Tensor,
     /// Ragged queries: where each request's begin in q, [b + 1]; request i has
-    /// q_indptr[i + 1] - q_indptr[i] positions, at most s_q. Tokens before the first are
-    /// nobody's: their outputs are left as they were.
+    /// q_indptr[i + 1] - q_indptr[i] positions, at most s_q. Outputs of tokens before the first
+    /// request's are not written.
     pub q_indptr: *const i32,
     /// b + 1; 0 if null.
     pub q_indptr_len: usize,
@@ -398,10 +398,10 @@ pub struct ErrorDetail {
     /// What was given where it is a floating-point number.
     pub number: f64,
     /// The argument at fault, as it is spelt in amla_call, amla_output or the function; behind a
-    /// dot the field of what it points to. What AMLA_CAUSAL asks for is "causal", extra's parts are
-    /// "extra_kv", "extra_indices" and "extra_topk_length".
+    /// dot the field of what it points to. AMLA_CAUSAL is "causal"; extra's parts are "extra_kv",
+    /// "extra_indices" and "extra_topk_length".
     pub argument: [c_char; 32],
-    /// The other one, where two don't go together.
+    /// The other one, where two exclude each other.
     pub other: [c_char; 32],
     /// All of it as an English sentence, cut off where it is longer.
     pub message: [c_char; 192],

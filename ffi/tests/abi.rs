@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "what is shared has more than is used")]
 #![allow(unsafe_code, reason = "a caller in C")]
 
-#[path = "../fuzz/c_abi.rs"]
+#[path = "../fuzz/c_abi/mod.rs"]
 mod c_abi;
 #[path = "../../tests/common/mod.rs"]
 mod common;
@@ -33,6 +33,8 @@ mod info;
 mod layout;
 #[path = "../src/memory.rs"]
 mod memory;
+#[path = "../src/report.rs"]
+mod report;
 #[path = "../src/run.rs"]
 mod run;
 #[path = "../src/types.rs"]

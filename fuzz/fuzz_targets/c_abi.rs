@@ -3,7 +3,7 @@
 
 use amla_fuzz::{decode, draw, hosts};
 
-#[path = "../../ffi/fuzz/c_abi.rs"]
+#[path = "../../ffi/fuzz/c_abi/mod.rs"]
 mod c_abi;
 
 // The library as it is, but for its root: that is a static library, which Rust can't call.
@@ -19,6 +19,8 @@ mod info;
 mod layout;
 #[path = "../../ffi/src/memory.rs"]
 mod memory;
+#[path = "../../ffi/src/report.rs"]
+mod report;
 #[path = "../../ffi/src/run.rs"]
 mod run;
 #[path = "../../ffi/src/types.rs"]

@@ -1,6 +1,6 @@
 //! BF16 rounding against the `half` crate and against the definition.
 
-use amla::bits::{bf16_round, bf16_round_slice, bf16_widen, bf16_widen_slice};
+use amla::bits::{bf16_round, bf16_round_slice, bf16_to_f32, bf16_to_f32_slice};
 use half::bf16;
 
 use crate::draw::Draw;
@@ -14,13 +14,13 @@ pub fn run(data: &[u8]) {
     for &x in &xs {
         let (got, bits) = (bf16_round(x), x.to_bits());
         assert_eq!(got, bf16::from_f32(x).to_bits(), "{bits:#010x}");
-        let back = bf16_widen(got);
+        let back = bf16_to_f32(got);
         assert_eq!(back.to_bits(), u32::from(got) << 16);
         assert_eq!(bf16_round(back), got, "{bits:#010x} rounded twice");
         if x.is_nan() {
-            let kept = bits >> 16 & 0xffbf;
+            let payload = bits >> 16 & 0xffbf;
             assert!(
-                back.is_nan() && u32::from(got & 0xffbf) == kept,
+                back.is_nan() && u32::from(got & 0xffbf) == payload,
                 "{bits:#010x}"
             );
             continue;
@@ -40,23 +40,25 @@ pub fn run(data: &[u8]) {
 
 /// As far as the shorter of the two goes.
 fn slices(xs: &[f32], fewer: usize) {
-    const KEPT: u16 = 0x5a5a;
+    const UNWRITTEN: u16 = 0x5a5a;
     for len in [xs.len().saturating_sub(fewer), xs.len() + fewer] {
-        let mut rounded = vec![KEPT; len];
+        let mut rounded = vec![UNWRITTEN; len];
         bf16_round_slice(xs, &mut rounded);
         let want = xs.iter().map(|&x| bf16_round(x));
-        let want: Vec<u16> = want.chain([KEPT; 3]).take(len).collect();
+        let want: Vec<u16> = want.chain([UNWRITTEN; 3]).take(len).collect();
         assert_eq!(rounded, want);
-        let mut widened = vec![f32::from_bits(KEPT.into()); xs.len()];
-        bf16_widen_slice(&rounded, &mut widened);
-        for (i, x) in widened.iter().enumerate() {
-            let want = rounded.get(i).map_or(KEPT.into(), |&x| u32::from(x) << 16);
+        let mut back = vec![f32::from_bits(UNWRITTEN.into()); xs.len()];
+        bf16_to_f32_slice(&rounded, &mut back);
+        for (i, x) in back.iter().enumerate() {
+            let want = rounded
+                .get(i)
+                .map_or(UNWRITTEN.into(), |&x| u32::from(x) << 16);
             assert_eq!(x.to_bits(), want);
         }
     }
 }
 
-/// What the first number is, and what becomes of it.
+/// The kind of the first number, and how it rounds.
 pub fn kind(data: &[u8]) -> Option<String> {
     let x = Draw::new(data).f32();
     let cut = match x.to_bits() & 0xffff {

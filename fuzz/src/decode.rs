@@ -197,7 +197,7 @@ fn heads(draw: &mut Draw, format: Format) -> [usize; 2] {
     [group * h_kv, h_kv]
 }
 
-/// A number of keys, often one beside an edge; `most` keeps an execution within milliseconds.
+/// A number of keys, often one beside an edge, at most `most`, so that an execution takes milliseconds.
 fn keys(draw: &mut Draw, most: usize) -> usize {
     const EDGES: [usize; 24] = [
         0, 1, 2, 3, 31, 32, 33, 63, 95, 96, 97, 191, 192, 193, 194, 287, 288, 289, 383, 384, 385,
@@ -408,28 +408,28 @@ fn with_sparse(draw: &mut Draw, mut call: Call, use_it: impl FnOnce(&Problem, &C
     let q = fill([b, s_q, h_q], d_qk, 1);
     let kv = fill(dims, d_qk, 2);
     let other = fill(second, d_qk, 3);
-    let mut places = |[outer, inner, _]: [usize; 3], topk: usize| -> Places {
+    let mut draw_indices = |[outer, inner, _]: [usize; 3], topk: usize| -> OwnedIndices {
         let keys = if paged { outer * inner } else { inner };
         let [gap, far] = [draw.among(0..=2), usize::from(draw.once_in(4))];
         let bits = draw.u64();
-        let place = |i: usize| {
-            // Some of them nowhere.
-            let place = (i.wrapping_mul(bits as usize | 1)) >> 7;
-            (place % (keys + 3 + far * 1000)) as i32 - 2
+        let index = |i: usize| {
+            // Some of them are no keys.
+            let index = (i.wrapping_mul(bits as usize | 1)) >> 7;
+            (index % (keys + 3 + far * 1000)) as i32 - 2
         };
         let strides = [s_q * (topk + gap), topk + gap];
         let lengths = draw
             .once_in(2)
             .then(|| (0..b).map(|_| draw.among(0..=topk) as i32));
-        Places {
-            entries: (0..b * strides[0] + topk).map(place).collect(),
+        OwnedIndices {
+            entries: (0..b * strides[0] + topk).map(index).collect(),
             strides,
             topk,
             lengths: lengths.map(Iterator::collect),
         }
     };
-    let indices = places(dims, topk);
-    let extra_places = extra.map(|topk| places([second[0], second[1], 1], topk));
+    let indices = draw_indices(dims, topk);
+    let extra_indices = extra.map(|topk| draw_indices([second[0], second[1], 1], topk));
     let lens: Option<Vec<i32>> = (!paged && draw.once_in(2))
         .then(|| (0..b).map(|_| draw.among(0..=dims[1]) as i32).collect());
     let sink = sink(draw, h_q);
@@ -464,11 +464,11 @@ fn with_sparse(draw: &mut Draw, mut call: Call, use_it: impl FnOnce(&Problem, &C
         cache_seqlens: lens.as_deref(),
         sparse: Some(Sparse {
             indices: indices.indices(),
-            extra: extra_places.as_ref().map(|places| Extra {
+            extra: extra_indices.as_ref().map(|extra| Extra {
                 kv: other.tensor(),
                 pages: second[0],
                 page_size: second[1],
-                indices: places.indices(),
+                indices: extra.indices(),
             }),
         }),
         sink: sink.as_deref(),
@@ -477,14 +477,14 @@ fn with_sparse(draw: &mut Draw, mut call: Call, use_it: impl FnOnce(&Problem, &C
     use_it(&problem, &call);
 }
 
-struct Places {
+struct OwnedIndices {
     entries: Vec<i32>,
     strides: [usize; 2],
     topk: usize,
     lengths: Option<Vec<i32>>,
 }
 
-impl Places {
+impl OwnedIndices {
     fn indices(&self) -> Indices<'_> {
         Indices {
             indices: &self.entries,
@@ -515,16 +515,16 @@ enum Owned {
 }
 
 impl Stored {
-    /// FP16 and INT8 lie as the tensor does, scales where their rows begin; FP8 lies dense.
+    /// FP16 and INT8 have the tensor's strides, scales where their rows begin; FP8 is dense.
     fn new(tensor: &Tensor, dims: [usize; 3], width: usize, format: Format) -> Self {
         let Data::Bf16(data) = tensor.data else {
             unreachable!("tensors are laid out in BF16");
         };
         let [outer, inner, heads] = dims;
         let mut strides = tensor.strides;
-        let places =
+        let indices =
             (0..outer * inner * heads).map(|i| [i / heads / inner, i / heads % inner, i % heads]);
-        let rows = places.map(|at| {
+        let rows = indices.map(|at| {
             let start = at
                 .iter()
                 .zip(tensor.strides)

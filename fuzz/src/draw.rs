@@ -29,7 +29,7 @@ impl<'a> Draw<'a> {
         self.0.arbitrary().unwrap_or_default()
     }
 
-    /// True once in so many times.
+    /// True once in `times` draws.
     pub fn once_in(&mut self, times: u8) -> bool {
         self.u8() % times == times - 1
     }

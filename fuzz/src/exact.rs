@@ -34,7 +34,8 @@ pub struct Arithmetic {
     rounded_reference: bool,
     /// Whether that is made up for by integer additions.
     compensated: bool,
-    /// With up to so many rows the reference may move with any so many keys; with more, with a block.
+    /// Pairs of rows and keys: with up to that many rows the reference may move after any that many keys.
+    /// With more rows it moves with a block.
     steps: &'static [(usize, usize)],
     /// The smallest normal number.
     tiny: f64,
@@ -127,7 +128,7 @@ pub struct Row {
     d_qk: usize,
     /// Keys that it might have seen.
     keys: usize,
-    /// Rows that are computed together.
+    /// Rows of the same row group.
     group: usize,
     sink: Option<f64>,
 }
@@ -156,20 +157,19 @@ pub fn rows(problem: &Problem) -> Vec<Row> {
                 Some(_) => [0, start + j, h],
                 None => [b, j, h],
             };
-            let places = places(problem, b, j, n, at[1]);
+            let keys = keys(problem, b, j, n, at[1]);
             let positions = if problem.sparse.is_some() { 1 } else { n };
             let group = positions * (shape.h_q / shape.h_kv);
-            rows.push(Row::of(problem, at, &places, group));
+            rows.push(Row::of(problem, at, &keys, group));
         }
     }
     rows
 }
 
-/// Where the keys lie that a query position may see, each in a cache of its own; `None` where
-/// it doesn't see one.
-type Places<'a> = Vec<Option<(&'a Tensor<'a>, [usize; 2])>>;
+/// The cache and the indices of each key of a query position; `None` for a key that it doesn't see.
+type Keys<'a> = Vec<Option<(&'a Tensor<'a>, [usize; 2])>>;
 
-fn places<'a>(problem: &'a Problem<'a>, b: usize, j: usize, n: usize, token: usize) -> Places<'a> {
+fn keys<'a>(problem: &'a Problem<'a>, b: usize, j: usize, n: usize, token: usize) -> Keys<'a> {
     let cached = match (problem.cache_seqlens, problem.kv_indptr) {
         (Some(lens), _) => int(lens[b]),
         (None, Some(indptr)) => int(indptr[b + 1] - indptr[b]),
@@ -187,25 +187,25 @@ fn places<'a>(problem: &'a Problem<'a>, b: usize, j: usize, n: usize, token: usi
             let start = b * indices.strides[0] + j * indices.strides[1];
             indices.indices[start..start + len].to_vec()
         };
-        let paged = |place: usize, size: usize, pages: usize| {
-            (place / size < pages).then_some([place / size, place % size])
+        let paged = |index: usize, size: usize, pages: usize| {
+            (index / size < pages).then_some([index / size, index % size])
         };
-        let own = listed(indices).into_iter().map(|place| {
-            let place = usize::try_from(place).ok()?;
+        let own = listed(indices).into_iter().map(|index| {
+            let index = usize::try_from(index).ok()?;
             let at = match &problem.pages {
-                Some(pages) => paged(place, pages.page_size, pages.pages)?,
-                None => (place < cached).then(|| within(place))?,
+                Some(pages) => paged(index, pages.page_size, pages.pages)?,
+                None => (index < cached).then(|| within(index))?,
             };
             Some((&problem.kv, at))
         });
-        let mut places: Places = own.collect();
+        let mut keys: Keys = own.collect();
         if let Some(extra) = extra {
-            places.extend(listed(&extra.indices).into_iter().map(|place| {
-                let place = usize::try_from(place).ok()?;
-                Some((&extra.kv, paged(place, extra.page_size, extra.pages)?))
+            keys.extend(listed(&extra.indices).into_iter().map(|index| {
+                let index = usize::try_from(index).ok()?;
+                Some((&extra.kv, paged(index, extra.page_size, extra.pages)?))
             }));
         }
-        return places;
+        return keys;
     }
     let seen = |k: usize| {
         // How far behind the query's own key.
@@ -223,15 +223,15 @@ fn places<'a>(problem: &'a Problem<'a>, b: usize, j: usize, n: usize, token: usi
         });
         shown && (past >= 0 || !problem.causal) && !problem.window.is_some_and(before)
     };
-    let place = |k: usize| match &problem.pages {
+    let at = |k: usize| match &problem.pages {
         Some(pages) => {
             let page = pages.block_table[b * pages.max_blocks + k / pages.page_size];
             [int(page), k % pages.page_size]
         }
         None => within(k),
     };
-    let places = (0..cached).map(|k| seen(k).then(|| (&problem.kv, place(k))));
-    places.collect()
+    let keys = (0..cached).map(|k| seen(k).then(|| (&problem.kv, at(k))));
+    keys.collect()
 }
 
 fn int(x: i32) -> usize {
@@ -239,7 +239,7 @@ fn int(x: i32) -> usize {
 }
 
 /// A row in two parts, the second of which may be missing.
-fn whole(
+fn joined(
     first: &Tensor,
     second: Option<&Tensor>,
     at: [usize; 3],
@@ -252,16 +252,16 @@ fn whole(
 }
 
 impl Row {
-    fn of(problem: &Problem, at: [usize; 3], places: &Places, group: usize) -> Self {
+    fn of(problem: &Problem, at: [usize; 3], keys: &Keys, group: usize) -> Self {
         let shape = problem.shape;
         let widths = [shape.d_qk, shape.d_v];
-        let query = whole(&problem.q, problem.q_rope.as_ref(), at, widths);
+        let query = joined(&problem.q, problem.q_rope.as_ref(), at, widths);
         let head = at[2] / (shape.h_q / shape.h_kv);
         let scale = f64::from(problem.softmax_scale) * std::f64::consts::LOG2_E;
         let (mut scores, mut values) = (Vec::new(), Vec::new());
-        for (cache, [outer, token]) in places.iter().flatten() {
+        for (cache, [outer, token]) in keys.iter().flatten() {
             let at = [*outer, *token, head];
-            let key = whole(cache, problem.k_rope.as_ref(), at, widths);
+            let key = joined(cache, problem.k_rope.as_ref(), at, widths);
             scores.push(Score::of(&query, &key, scale));
             let value = match &problem.v {
                 Some(v) => row(v, at, shape.d_v),
@@ -274,7 +274,7 @@ impl Row {
             values,
             d_v: shape.d_v,
             d_qk: shape.d_qk,
-            keys: places.len(),
+            keys: keys.len(),
             group,
             sink: problem.sink.map(|sink| sink[at[2]].into()),
         }

@@ -183,12 +183,12 @@ fn encoded(format: Format, numbers: &[bf16]) {
         }
     }
     // The columns that stay BF16.
-    let kept = match format {
+    let unchanged = match format {
         Format::Fp8 => 512..576,
         Format::Model1 => 448..512,
         _ => 0..0,
     };
-    for (x, back) in numbers[kept.clone()].iter().zip(&back[kept]) {
+    for (x, back) in numbers[unchanged.clone()].iter().zip(&back[unchanged]) {
         assert_eq!(x.to_bits(), back.to_bits());
     }
 }

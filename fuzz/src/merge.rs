@@ -102,12 +102,12 @@ pub fn run(data: &[u8]) {
         (0..b).flat_map(|b| (0..s_q).flat_map(move |j| (0..h_q).map(move |h| (b, j, h))))
     {
         let start = dot([b, j, h], input.o_strides);
-        let place = dot([b, h, j], input.lse_strides);
-        lse_written[place] = true;
+        let at = dot([b, h, j], input.lse_strides);
+        lse_written[at] = true;
         o_written[start..start + d_v].fill(true);
         assert_one_nan(&o[start..start + d_v]);
-        assert_one_nan(&[lse[place]]);
-        row(&input, start, place, &o[start..start + d_v], lse[place]);
+        assert_one_nan(&[lse[at]]);
+        row(&input, start, at, &o[start..start + d_v], lse[at]);
     }
     for (got, (written, before)) in [(&o, &o_written), (&lse, &lse_written)]
         .into_iter()
@@ -150,7 +150,7 @@ fn merged(input: &Input, o: &mut [f32], lse: &mut [f32]) -> Result<(), Error> {
     merge(&input.shape, total, &parts)
 }
 
-fn row(input: &Input, start: usize, place: usize, got: &[f32], got_lse: f32) {
+fn row(input: &Input, start: usize, at: usize, got: &[f32], got_lse: f32) {
     let empty = match input.format.empty {
         EmptyLse::Infinity => f32::INFINITY,
         EmptyLse::MinusInfinity => f32::NEG_INFINITY,
@@ -160,7 +160,7 @@ fn row(input: &Input, start: usize, place: usize, got: &[f32], got_lse: f32) {
         LseBase::E => 1.0,
         LseBase::Two => std::f64::consts::LN_2,
     };
-    let lses = input.results.iter().map(|[_, lse]| match lse[place] {
+    let lses = input.results.iter().map(|[_, lse]| match lse[at] {
         lse if lse == empty => f64::NEG_INFINITY,
         lse => f64::from(lse) * unit,
     });

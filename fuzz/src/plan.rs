@@ -311,16 +311,16 @@ fn check(o: &[f32], lse: f32, sums: &[u64], count: u64, context: &str) {
     }
 }
 
-/// How many there must be: requests x KV heads x groups of up to 256 rows x ranges of keys, or with halves or quarters of groups
-/// where that would be fewer than 16.
+/// The number of tasks: requests x KV heads x groups of up to 256 rows x KV splits, or with halves or
+/// quarters of groups where that would be fewer than 16.
 fn tasks(sizes: &Sizes) -> usize {
     let counts = [256, 128, 64].map(|rows| tasks_of(sizes, rows));
     let enough = counts.into_iter().find(|&count| count >= 16);
     enough.unwrap_or(counts[2])
 }
 
-/// The same with pieces of so many rows.
-fn tasks_of(sizes: &Sizes, piece: usize) -> usize {
+/// The same with tasks of at most `most` rows.
+fn tasks_of(sizes: &Sizes, most: usize) -> usize {
     let [h_q, h_kv] = sizes.heads;
     let requests = sizes.queries.iter().zip(&sizes.keys);
     let tasks = requests.map(|(&n, &len)| {
@@ -334,8 +334,8 @@ fn tasks_of(sizes: &Sizes, piece: usize) -> usize {
         // Whole panels of 64, as even as can be, and what is left.
         let each = rows.div_ceil(64 * groups) * 64;
         let last = rows - (groups - 1) * each;
-        let pieces = (groups - 1) * each.div_ceil(piece) + last.div_ceil(piece);
-        h_kv * pieces * splits(len - first).len()
+        let parts = (groups - 1) * each.div_ceil(most) + last.div_ceil(most);
+        h_kv * parts * splits(len - first).len()
     });
     tasks.sum()
 }

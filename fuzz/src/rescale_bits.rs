@@ -179,11 +179,11 @@ fn added(patterns: &[u64], offset: usize, increment: Increment) {
         ..xs.len()
             .saturating_sub(offset / 2)
             .max(offset.min(xs.len()));
-    let mut kept = bits.clone();
-    kept[inside.clone()].copy_from_slice(&want[inside.clone()]);
+    let mut expected = bits.clone();
+    expected[inside.clone()].copy_from_slice(&want[inside.clone()]);
     for backend in backends() {
         let mut got = xs.clone();
         backend.rescale(&mut got[inside.clone()], increment);
-        same(&got, &kept, backend.id().name());
+        same(&got, &expected, backend.id().name());
     }
 }

@@ -5,7 +5,7 @@ use half::bf16;
 
 /// The first columns of the row at these indices, as the kernel is to take them.
 pub fn row(tensor: &Tensor, at: [usize; 3], width: usize) -> Vec<bf16> {
-    let start = place(at, tensor.strides);
+    let start = offset(at, tensor.strides);
     let columns = 0..width;
     match tensor.data {
         Data::Bf16(data) => data[start..][..width].to_vec(),
@@ -43,7 +43,7 @@ pub fn row(tensor: &Tensor, at: [usize; 3], width: usize) -> Vec<bf16> {
             scales,
             strides,
         } => {
-            let scale = scales[place(at, strides)];
+            let scale = scales[offset(at, strides)];
             columns
                 .map(|c| bf16::from_f32(f32::from(values[start + c]) * scale))
                 .collect()
@@ -51,7 +51,7 @@ pub fn row(tensor: &Tensor, at: [usize; 3], width: usize) -> Vec<bf16> {
     }
 }
 
-fn place(at: [usize; 3], strides: [usize; 3]) -> usize {
+fn offset(at: [usize; 3], strides: [usize; 3]) -> usize {
     at.into_iter()
         .zip(strides)
         .map(|(i, stride)| i * stride)

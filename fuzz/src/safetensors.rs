@@ -27,8 +27,8 @@ pub fn run(data: &[u8]) {
     };
     let Shape { b, s_q, h_q, .. } = problem.shape;
     // Tensors without elements may have any number of rows.
-    let few = |x: usize, y: usize| x.checked_mul(y).filter(|&n| n <= 4096);
-    let Some(rows) = few(b, s_q).and_then(|n| few(n, h_q)) else {
+    let bounded = |x: usize, y: usize| x.checked_mul(y).filter(|&n| n <= 4096);
+    let Some(rows) = bounded(b, s_q).and_then(|n| bounded(n, h_q)) else {
         return;
     };
     assert!(case.flop() >= 0.0 && case.positions().count() * h_q <= rows);
@@ -43,7 +43,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// What becomes of it.
+/// How the library takes it.
 pub fn kind(data: &[u8]) -> Option<String> {
     let (file, d_v) = input(data)?;
     Some(match parse(&file, d_v) {

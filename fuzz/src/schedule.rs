@@ -51,11 +51,11 @@ pub fn kind(data: &[u8]) -> Option<String> {
 fn order(items: usize) {
     let steps: Vec<Step> = preload(items).collect();
     assert_eq!(steps.len(), 3 * items + 1);
-    let mut places = HashMap::new();
-    for (place, step) in steps.iter().enumerate() {
-        assert_eq!(places.insert(step.stage, place), None, "{step:?} twice");
+    let mut indices = HashMap::new();
+    for (index, step) in steps.iter().enumerate() {
+        assert_eq!(indices.insert(step.stage, index), None, "{step:?} twice");
     }
-    let at = |stage: Stage| places[&stage];
+    let at = |stage: Stage| indices[&stage];
     for i in 0..items {
         let [c1, v1, c2] = [Stage::C1(i), Stage::V1(i), Stage::C2(i)].map(at);
         assert!(c1 < v1 && v1 < c2);
@@ -70,10 +70,10 @@ fn order(items: usize) {
     }
     let last = steps[steps.len() - 1];
     assert_eq!((last.stage, last.phase), (Stage::Last, Phase::Last));
-    let ahead = steps
+    let first = steps
         .iter()
         .take_while(|step| !matches!(step.stage, Stage::V1(_)));
-    assert_eq!(ahead.count() % steps.len(), PRELOAD_COUNT.min(items));
+    assert_eq!(first.count() % steps.len(), PRELOAD_COUNT.min(items));
     // Phases in their order, and of the sizes that the paper has.
     let count = |phase| steps.iter().filter(|step| step.phase == phase).count();
     let drain = if items == 0 {
@@ -94,12 +94,12 @@ fn order(items: usize) {
 fn order_by(items: usize, preload: usize) {
     let steps: Vec<Step> = preload_by(items, preload).collect();
     assert_eq!(steps.len(), 3 * items + 1);
-    let places: HashMap<_, _> = steps
+    let indices: HashMap<_, _> = steps
         .iter()
         .enumerate()
         .map(|(i, s)| (s.stage, i))
         .collect();
-    let at = |stage: Stage| places[&stage];
+    let at = |stage: Stage| indices[&stage];
     for i in 0..items {
         let [c1, v1, c2] = [Stage::C1(i), Stage::V1(i), Stage::C2(i)].map(at);
         assert!(c1 < v1 && v1 < c2);

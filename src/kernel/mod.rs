@@ -72,7 +72,7 @@ use half::bf16;
 pub use memory::{heads, pointers, row_tile};
 use scalar::half_of;
 
-use crate::bits::{Increment, bf16_widen};
+use crate::bits::{Increment, bf16_to_f32};
 use crate::format::Row;
 use crate::problem::{Precision, Rescale};
 use crate::tile::{
@@ -250,12 +250,12 @@ pub const fn strip_rows(rows: usize, planned_rows: usize) -> usize {
 
 /// [`Kernel::prob`] of where a tile has the key's pair.
 fn prob_of(p: &L0a, precision: Precision, k: usize, r: usize, pair: impl Fn(&PTile) -> u32) -> f32 {
-    let mut prob = bf16_widen(half_of(pair(&p.high), k));
+    let mut prob = bf16_to_f32(half_of(pair(&p.high), k));
     let residuals = &p.residuals;
     match precision {
-        Precision::Bf16x2 => prob += bf16_widen(half_of(pair(&p.low), k)),
+        Precision::Bf16x2 => prob += bf16_to_f32(half_of(pair(&p.low), k)),
         Precision::Bf16 if residuals.pair[r] as usize == k / 2 => {
-            prob += bf16_widen(half_of(residuals.p[r], k));
+            prob += bf16_to_f32(half_of(residuals.p[r], k));
         }
         Precision::Bf16 => {}
     }

@@ -5,7 +5,7 @@ use core::ops::Range;
 use super::simd::{Simd, lanes, lanes_mut, pairs_mut, split};
 use super::{Mask, Softmax};
 use crate::bits::{
-    HEADROOM, Increment, bf16_round, bf16_widen, compensation, difference, mul_pow2_f32,
+    HEADROOM, Increment, bf16_round, bf16_to_f32, compensation, difference, mul_pow2_f32,
 };
 use crate::problem::{Precision, Rescale};
 use crate::tile::{BLOCK_KEYS, BLOCK_PAIRS, L0a, PANEL_ROWS, PTile, Residuals, RowState, STile};
@@ -415,7 +415,7 @@ pub fn advance(
                     let s32 = libm::exp2f(max - e);
                     // A pair needs no scale that BF16 can hold: c is 1 then.
                     let s16 = match call.precision {
-                        Precision::Bf16 => bf16_widen(bf16_round(s32)),
+                        Precision::Bf16 => bf16_to_f32(bf16_round(s32)),
                         Precision::Bf16x2 => s32,
                     };
                     let c = s16 / s32;
@@ -473,11 +473,11 @@ impl Largest {
             let residual = if p < share * *sum {
                 0
             } else {
-                bf16_round(p - bf16_widen(bf16_round(p)))
+                bf16_round(p - bf16_to_f32(bf16_round(p)))
             };
             residuals.pair[r] = key / 2;
             residuals.p[r] = u32::from(residual) << (16 * (key % 2));
-            *sum += bf16_widen(residual);
+            *sum += bf16_to_f32(residual);
         }
     }
 }

@@ -16,7 +16,7 @@ use half::bf16;
 use super::{
     Backend, BackendId, Close, Kernel, Left, Mask, Maxima, Pv, Rows, Softmax, Visitor, half_of,
 };
-use crate::bits::{HEADROOM, Increment, add_increment_f32, bf16_round, bf16_widen, one_nan};
+use crate::bits::{HEADROOM, Increment, add_increment_f32, bf16_round, bf16_to_f32, one_nan};
 use crate::problem::{Precision, Rescale};
 use crate::tile::{
     BLOCK_KEYS, MAX_D_QK, MAX_D_V, OStrip, PANEL_ROWS, Residuals, RowState, STRIP, Tile, Tiles,
@@ -645,8 +645,8 @@ fn the_last_of_the_largest_is_whole() {
                 assert_eq!(residuals.pair[r] as usize, last / 2, "{at}");
                 let taken = half_of(residuals.p[r], last);
                 let p = (7.7_f32 - 11.0).exp2();
-                let want = p - bf16_widen(bf16_round(p));
-                let off = bf16_widen(taken) - want;
+                let want = p - bf16_to_f32(bf16_round(p));
+                let off = bf16_to_f32(taken) - want;
                 assert!(off.abs() < 0.005 * want.abs(), "{at}");
                 assert_eq!(half_of(residuals.p[r], last + 1), 0, "{at}");
             }
@@ -718,7 +718,7 @@ fn products_have_the_same_bits_everywhere() {
                         let word = l0a.residuals.p[r];
                         let largest =
                             2 * l0a.residuals.pair[r] as usize + usize::from(word > 0xffff);
-                        let residual = bf16_widen(half_of(word, largest));
+                        let residual = bf16_to_f32(half_of(word, largest));
                         // Exact: together they have less than twice a BF16's bits.
                         p[largest] -= residual;
                         (largest, residual)

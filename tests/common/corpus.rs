@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 /// The repository's `fuzz`, from any of its packages.
 fn fuzz() -> PathBuf {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let places = own.ancestors().map(|folder| folder.join("fuzz"));
-    let mut places = places.filter(|fuzz| fuzz.join("corpus").exists());
-    places.next().unwrap()
+    let folders = own.ancestors().map(|folder| folder.join("fuzz"));
+    let mut folders = folders.filter(|fuzz| fuzz.join("corpus").exists());
+    folders.next().unwrap()
 }
 
 /// Runs a target on its seeds.

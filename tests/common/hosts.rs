@@ -52,7 +52,7 @@ pub struct Request {
 }
 
 impl Host {
-    /// N(0, 1) data for requests of so many queries and keys.
+    /// N(0, 1) data for requests, each of a number of queries and one of keys.
     pub fn new(heads: [usize; 2], dims: (usize, usize), requests: &[(usize, usize)]) -> Self {
         let request = |(r, &(n, len)): (usize, &(usize, usize))| Request {
             n,
@@ -111,7 +111,7 @@ impl Host {
         self
     }
 
-    /// A mask of so many random bits.
+    /// A random mask of the last `tail` keys.
     pub fn tree(self, tail: usize, seed: u64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         self.tail(tail, |_, _, _| rng.random_bool(0.5))
@@ -146,19 +146,19 @@ impl Host {
         one
     }
 
-    /// The same without the keys that aren't kept; `keep(len, k)`.
-    pub fn keys(&self, keep: impl Fn(usize, usize) -> bool) -> Self {
+    /// The same with the keys for which `chosen(len, k)` holds, and no others.
+    pub fn keys(&self, chosen: impl Fn(usize, usize) -> bool) -> Self {
         let mut host = self.clone();
         for request in &mut host.requests {
-            let keep = |k| keep(request.len, k);
-            let kept = |rows: &[bf16], width: usize| -> Vec<bf16> {
+            let chosen = |k| chosen(request.len, k);
+            let select = |rows: &[bf16], width: usize| -> Vec<bf16> {
                 let rows = rows.chunks(self.heads[1] * width).enumerate();
-                let kept = rows.filter(|&(k, _)| keep(k));
-                kept.flat_map(|(_, row)| row).copied().collect()
+                let rows = rows.filter(|&(k, _)| chosen(k));
+                rows.flat_map(|(_, row)| row).copied().collect()
             };
-            request.k = kept(&request.k, self.dims.0);
-            request.v = request.v.as_deref().map(|v| kept(v, self.dims.1));
-            request.len = (0..request.len).filter(|&k| keep(k)).count();
+            request.k = select(&request.k, self.dims.0);
+            request.v = request.v.as_deref().map(|v| select(v, self.dims.1));
+            request.len = (0..request.len).filter(|&k| chosen(k)).count();
         }
         host
     }
@@ -215,7 +215,7 @@ impl Host {
         &mut self.requests[r].k[k * width..][..width]
     }
 
-    /// Whether values lie apart from the keys.
+    /// Whether values are a tensor of their own.
     pub fn has_values(&self) -> bool {
         self.requests.first().is_some_and(|r| r.v.is_some())
     }
@@ -311,7 +311,7 @@ impl Host {
 pub enum Keys {
     Contiguous,
     Ragged,
-    /// In pages of so many keys.
+    /// In pages of that many keys.
     Paged(usize),
 }
 
@@ -454,7 +454,7 @@ pub fn int(n: usize) -> i32 {
     i32::try_from(n).unwrap()
 }
 
-/// Where parts of so many rows begin, and where the last ends.
+/// Where parts of these numbers of rows begin, and where the last ends.
 fn offsets(start: usize, counts: impl Iterator<Item = usize>) -> Vec<usize> {
     let mut offsets = vec![start];
     offsets.extend(counts.scan(start, |end, count| {

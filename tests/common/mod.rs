@@ -96,8 +96,8 @@ macro_rules! suites {
     };
 }
 
-/// Whether the backend keeps P in FP32.
-pub fn keeps_p_whole(backend: Backend) -> bool {
+/// Whether the backend stores P in FP32.
+pub fn stores_p_in_fp32(backend: Backend) -> bool {
     !matches!(
         backend.id(),
         BackendId::Avx512Bf16 | BackendId::Amx | BackendId::NeonBf16
@@ -298,8 +298,8 @@ impl Case {
     }
 }
 
-/// Rows of values, which are the keys' first columns unless they lie apart, each followed by its
-/// magnitudes: Golden of both takes the scores of one.
+/// Rows of values, the keys' first columns unless given, each followed by its magnitudes. Golden of
+/// both takes the scores of one.
 pub fn with_magnitudes(
     keys: &[bf16],
     values: Option<&[bf16]>,

@@ -1,4 +1,4 @@
-//! How far results may lie from the reference: one table for every stage and backend. Where a backend
+//! How far results may be from the reference: one table for every stage and backend. Where a backend
 //! needs another bound than the rest, the table says why; an exception that nothing needs any
 //! more fails ([`check`]).
 

@@ -43,15 +43,15 @@ pub fn check_promise(cube: &[u64], vector: &[u64]) {
     assert_eq!(cycle.period(), period);
     let placements: Vec<_> = cycle.placements().collect();
     assert!(placements.iter().map(|p| p.pair).eq(cycle.order()));
-    let place = |pair| placements.iter().find(|p| p.pair == pair).unwrap();
+    let placement = |pair| placements.iter().find(|p| p.pair == pair).unwrap();
     let (mut cube_time, mut vector_time) = (0, period - u128::try_from(vectors).unwrap());
     for pair in cycle.order() {
-        let p = place(pair);
+        let p = placement(pair);
         assert_eq!(p.cube, cube_time..cube_time + u128::from(cube[pair]));
         cube_time = p.cube.end;
     }
     for pair in cycle.vector_order() {
-        let p = place(pair);
+        let p = placement(pair);
         assert_eq!(
             p.vector,
             vector_time..vector_time + u128::from(vector[pair])
@@ -62,7 +62,7 @@ pub fn check_promise(cube: &[u64], vector: &[u64]) {
     assert_eq!(vector_time, period);
     for pair in cycle.internal_dependencies() {
         assert!(
-            place(pair).slack().is_some(),
+            placement(pair).slack().is_some(),
             "{cube:?} {vector:?} pair {pair}"
         );
     }

@@ -8,7 +8,7 @@ use half::f16;
 
 use crate::common::{Case, modes, normal};
 use crate::host::{Host, Keys, Layout, PLAIN, paged};
-use crate::suite::{Cases, F32, Place, sparse};
+use crate::suite::{Cases, F32, Target, sparse};
 use crate::toolchain::{c, run, scratch, tool, valgrind};
 
 const MLA: (usize, usize) = (576, 512);
@@ -20,9 +20,9 @@ fn backends() -> impl Iterator<Item = Backend> {
     BackendId::ALL.into_iter().filter_map(request)
 }
 
-const PLACES: [Place; 3] = [
+const TARGETS: [Target; 3] = [
     F32,
-    Place {
+    Target {
         dtype: 1,
         lse: Lse {
             base: LseBase::Two,
@@ -30,7 +30,7 @@ const PLACES: [Place; 3] = [
         },
         gap: 7,
     },
-    Place {
+    Target {
         dtype: 2,
         gap: 1,
         ..F32
@@ -76,13 +76,13 @@ fn cases(len: usize, all: bool) -> Cases {
     for backend in backends() {
         let modes = modes(backend);
         let mut add = |problem: &Problem| {
-            let few: &[Options] = if all {
+            let modes: &[Options] = if all {
                 &modes
             } else {
                 &modes[count % 4..][..1]
             };
-            for options in few {
-                cases.decode(problem, options, PLACES[count % 3]);
+            for options in modes {
+                cases.decode(problem, options, TARGETS[count % 3]);
                 count += 1;
             }
         };
@@ -91,8 +91,8 @@ fn cases(len: usize, all: bool) -> Cases {
         }
         stored(len, &mut add);
         let case = Case::new(2, 2, len, 4, MLA);
-        let places: Vec<i32> = (0..2 * 2 * 40).map(|i| (i * 7 + i / 3) % 300 - 2).collect();
-        add(&sparse(&case.problem(), &places, &[40, 13]));
+        let indices: Vec<i32> = (0..2 * 2 * 40).map(|i| (i * 7 + i / 3) % 300 - 2).collect();
+        add(&sparse(&case.problem(), &indices, &[40, 13]));
         add(&Case::new(0, 1, 10, 1, TINY).problem());
         add(&Case::new(1, 1, 0, 1, TINY).problem());
     }
@@ -172,14 +172,14 @@ fn merges(cases: &mut Cases) {
     let numbers =
         |seed, n| -> Vec<f32> { normal(seed, 2.0, n).iter().map(|x| x.to_f32()).collect() };
     for count in [1_u64, 2, 5, 65] {
-        for place in PLACES {
+        for target in TARGETS {
             let part = |seed| {
                 let mut lse = numbers(100 + seed, rows);
-                lse[seed as usize % rows] = place.lse.empty.value();
+                lse[seed as usize % rows] = target.lse.empty.value();
                 (numbers(200 + seed, rows * shape.d_v), lse)
             };
             let parts: Vec<_> = (0..count).map(part).collect();
-            cases.merge(shape, &parts, place.lse);
+            cases.merge(shape, &parts, target.lse);
         }
     }
 }
@@ -215,7 +215,7 @@ fn c_computes_it_under_valgrind() {
         let portable = Backend::request(BackendId::Portable).unwrap();
         for (i, (host, layout)) in hosts(200).into_iter().enumerate() {
             let options = modes(portable)[i % 4];
-            cases.decode(&host.laid(layout).problem(), &options, PLACES[i % 3]);
+            cases.decode(&host.laid(layout).problem(), &options, TARGETS[i % 3]);
         }
         stored(200, &mut |problem| {
             cases.decode(problem, &modes(portable)[0], F32)

@@ -47,7 +47,7 @@ include!("../../src/layout.in");
 
 #[test]
 #[cfg(target_pointer_width = "64")]
-fn fields_lie_where_rust_has_them() {
+fn fields_have_the_offsets_of_rusts() {
     let folder = scratch("layout");
     let c = C.map(|compiler| (compiler, "-std=c11", "layout.c", "_Static_assert"));
     let cpp = CPP.map(|compiler| (compiler, "-std=c++17", "layout.cpp", "static_assert"));

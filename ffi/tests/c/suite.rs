@@ -14,7 +14,7 @@ use crate::common::workspace;
 
 /// Where results go.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct Target {
     /// As the header has it: FP32, BF16 or FP16.
     pub dtype: u32,
     pub lse: Lse,
@@ -22,7 +22,7 @@ pub struct Place {
     pub gap: usize,
 }
 
-pub const F32: Place = Place {
+pub const F32: Target = Target {
     dtype: 3,
     lse: Lse {
         base: LseBase::E,
@@ -128,10 +128,10 @@ impl Cases {
     }
 
     /// A call, which Rust computes too.
-    pub fn decode(&mut self, problem: &Problem<'_>, options: &Options, place: Place) {
+    pub fn decode(&mut self, problem: &Problem<'_>, options: &Options, target: Target) {
         self.names.push((
             self.want.len(),
-            format!("{place:?}, {options:?}, {:?}", problem.shape),
+            format!("{target:?}, {options:?}, {:?}", problem.shape),
         ));
         let s = problem.shape;
         self.word(0);
@@ -168,31 +168,31 @@ impl Cases {
         self.sizes(extra.map_or([0; 2], |extra| [extra.pages, extra.page_size]));
         self.indices(extra.as_ref().map(|extra| &extra.indices));
         self.blob(problem.sink.map(floats).as_deref());
-        self.results(problem, options, place);
+        self.results(problem, options, target);
     }
 
-    fn results(&mut self, problem: &Problem<'_>, options: &Options, place: Place) {
+    fn results(&mut self, problem: &Problem<'_>, options: &Options, target: Target) {
         let s = problem.shape;
         let tokens = problem.q_indptr.map_or(s.b * s.s_q, |indptr| {
             usize::try_from(*indptr.last().unwrap()).unwrap()
         });
-        let token = s.h_q * s.d_v + place.gap;
+        let token = s.h_q * s.d_v + target.gap;
         let o_strides = [s.s_q * token, token, s.d_v];
         let lse_strides = [s.s_q * s.h_q, 1, s.h_q];
         let (o_len, lse_len) = (tokens * token, tokens * s.h_q);
-        self.word(place.dtype.into());
+        self.word(target.dtype.into());
         self.size(o_len);
         self.sizes(o_strides);
         self.size(lse_len);
         self.sizes(lse_strides);
-        self.word((place.lse.base == LseBase::Two).into());
-        self.word((place.lse.empty == EmptyLse::MinusInfinity).into());
+        self.word((target.lse.base == LseBase::Two).into());
+        self.word((target.lse.empty == EmptyLse::MinusInfinity).into());
 
         let filled = f32::from_le_bytes([0xa5; 4]);
         let (mut o, mut lse) = (vec![filled; o_len], vec![filled; lse_len]);
         let mut o16 = vec![bf16::from_le_bytes([0xa5; 2]); o_len];
         let mut f16s = vec![f16::from_le_bytes([0xa5; 2]); o_len];
-        let elements = match place.dtype {
+        let elements = match target.dtype {
             1 => Elements::Bf16(&mut o16),
             2 => Elements::F16(&mut f16s),
             _ => Elements::F32(&mut o),
@@ -202,10 +202,10 @@ impl Cases {
             o_strides,
             lse: &mut lse,
             lse_strides,
-            lse_format: place.lse,
+            lse_format: target.lse,
         };
         decode(problem, options, &mut workspace(), output).unwrap();
-        self.want.extend(match place.dtype {
+        self.want.extend(match target.dtype {
             1 => halves(&o16),
             2 => bytes_of(&f16s, f16::to_le_bytes),
             _ => floats(&o),
@@ -282,12 +282,12 @@ impl Cases {
 
 /// The same keys in a second cache too, chosen in an order of their own, some of them twice, some
 /// that there aren't.
-pub fn sparse<'a>(problem: &Problem<'a>, places: &'a [i32], counts: &'a [i32]) -> Problem<'a> {
+pub fn sparse<'a>(problem: &Problem<'a>, indices: &'a [i32], counts: &'a [i32]) -> Problem<'a> {
     let s = problem.shape;
     let indices = Indices {
-        indices: places,
-        strides: [places.len() / s.b, places.len() / s.b / s.s_q],
-        topk: places.len() / s.b / s.s_q,
+        indices,
+        strides: [indices.len() / s.b, indices.len() / s.b / s.s_q],
+        topk: indices.len() / s.b / s.s_q,
         topk_length: Some(counts),
     };
     Problem {

@@ -33,7 +33,7 @@ use super::softmax::{self, StoreBf16};
 use super::zmm::dots::{self, Dots};
 use super::zmm::{self, LANES, Zmm};
 use super::{Epilogue, Kernel, Pv, Qk, Skipped, Softmax, detect, half_of, prob_of};
-use crate::bits::{Increment, bf16_widen};
+use crate::bits::{Increment, bf16_to_f32};
 use crate::format::Row;
 use crate::problem::Precision;
 use crate::tile::{

@@ -208,7 +208,7 @@ impl<'a> PanelPv<'a> {
             if !keys.contains(&key) {
                 continue;
             }
-            let p = zmm.splat(bf16_widen(half_of(p, key)));
+            let p = zmm.splat(bf16_to_f32(half_of(p, key)));
             for (o, v) in o[r].as_chunks_mut().0.iter_mut().zip(value(key)) {
                 zmm.store(zmm.mul_add(v, p, zmm.load(o)), o);
             }

@@ -1,0 +1,411 @@
+//! Rows of queries, keys and values in memory: in dense, ragged or paged tensors, split from their
+//! rotary part, chosen one by one, stored in any format.
+
+use core::ops::Range;
+
+use half::bf16;
+
+use super::sequence::segment;
+use super::{Extra, Indices, Problem, Tensor};
+use crate::format::{Data, Row};
+use crate::shape::Shape;
+
+/// Where a key is: the first two indices in the tensors of the first cache, or of the second.
+pub(super) enum Slot {
+    Cache([usize; 2]),
+    Extra([usize; 2]),
+}
+
+/// The row of an index that names no key. It is hidden as well.
+static ZEROS: [bf16; MAX_WIDTH] = [bf16::ZERO; _];
+/// At least the widest row.
+pub(super) const MAX_WIDTH: usize = 1024;
+
+// -------------------------------------------------------------------------------------------------
+// Rows
+// -------------------------------------------------------------------------------------------------
+
+impl<'a> Problem<'a> {
+    /// Columns of `q`, and of its rotary part.
+    pub(crate) fn q_widths(&self) -> [usize; 2] {
+        widths(&self.shape, self.q_rope.is_some())
+    }
+
+    /// Columns of `kv`, and of its rotary part.
+    pub(crate) fn k_widths(&self) -> [usize; 2] {
+        widths(&self.shape, self.k_rope.is_some())
+    }
+
+    /// A query in two parts; the second is empty where the query isn't split.
+    pub(crate) fn query(&self, b: usize, j: usize, h: usize) -> [Row<'a>; 2] {
+        let [request, token] = self.token(b, j);
+        let [width, rope] = self.q_widths();
+        let at = [request, token, h];
+        let rope = self
+            .q_rope
+            .map_or(Row::EMPTY, |tensor| tensor.row(at, rope));
+        [self.q.row(at, width), rope]
+    }
+
+    /// Keys of sequence `b` for a KV head, each in two parts.
+    pub(crate) fn keys(
+        &self,
+        b: usize,
+        head: usize,
+        keys: Range<usize>,
+    ) -> impl Iterator<Item = [Row<'a>; 2]> + use<'a> {
+        let [width, rope] = self.k_widths();
+        let problem = *self;
+        self.slots(b, keys).map(move |slot| {
+            let (tensor, [outer, token]) = match slot {
+                Some(Slot::Cache(at)) => (&problem.kv, at),
+                Some(Slot::Extra(at)) => (problem.extra(), at),
+                None => return [Row::Bf16(&ZEROS[..width]), Row::EMPTY],
+            };
+            let at = [outer, token, head];
+            let rope = problem
+                .k_rope
+                .map_or(Row::EMPTY, |tensor| tensor.row(at, rope));
+            [tensor.row(at, width), rope]
+        })
+    }
+
+    /// Values of sequence `b` for a KV head.
+    pub(crate) fn values(
+        &self,
+        b: usize,
+        head: usize,
+        keys: Range<usize>,
+    ) -> impl Iterator<Item = Row<'a>> + use<'a> {
+        let problem = *self;
+        self.slots(b, keys)
+            .map(move |slot| problem.value_at(slot, head))
+    }
+
+    /// Value `k` of sequence `b` for a KV head.
+    pub(crate) fn value(&self, b: usize, head: usize, k: usize) -> Row<'a> {
+        let slot = match self.sparse {
+            None => Some(Slot::Cache(self.locate_one(b, k))),
+            Some(_) => self.chosen(b, k),
+        };
+        self.value_at(slot, head)
+    }
+
+    fn value_at(&self, slot: Option<Slot>, head: usize) -> Row<'a> {
+        let width = self.shape.d_v;
+        let (tensor, [outer, token]) = match slot {
+            Some(Slot::Cache(at)) => (self.value_tensor(), at),
+            Some(Slot::Extra(at)) => (self.extra(), at),
+            None => return Row::Bf16(&ZEROS[..width]),
+        };
+        tensor.row([outer, token, head], width)
+    }
+
+    /// The tensor whose rows are or begin with the values.
+    fn value_tensor(&self) -> &Tensor<'a> {
+        self.v.as_ref().unwrap_or(&self.kv)
+    }
+
+    /// The second cache; the first where there is none.
+    fn extra(&self) -> &Tensor<'a> {
+        let extra = self
+            .sparse
+            .as_ref()
+            .and_then(|sparse| sparse.extra.as_ref());
+        extra.map_or(&self.kv, |extra| &extra.kv)
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Rows in place
+// -------------------------------------------------------------------------------------------------
+
+impl<'a> Problem<'a> {
+    /// Whether queries are BF16 rows in memory.
+    pub(crate) fn queries_in_place(&self) -> bool {
+        self.q.data.is_bf16() && self.q_rope.is_none()
+    }
+
+    /// Whether keys are BF16 rows in memory.
+    pub(crate) fn keys_in_place(&self) -> bool {
+        self.has_key_rows() && self.k_rope.is_none()
+    }
+
+    /// Whether [`each_key`](Self::each_key) has rows to visit: keys, or their part before the
+    /// rotary one.
+    pub(crate) fn has_key_rows(&self) -> bool {
+        self.kv.data.is_bf16() && self.extra().data.is_bf16()
+    }
+
+    /// Whether values are BF16 rows in memory.
+    pub(crate) fn values_in_place(&self) -> bool {
+        let extra = self
+            .sparse
+            .as_ref()
+            .and_then(|sparse| sparse.extra.as_ref());
+        self.value_tensor().data.is_bf16() && extra.is_none_or(|extra| extra.kv.data.is_bf16())
+    }
+
+    /// Whether values are the first columns of keys, and both are stored in another format.
+    pub(crate) fn values_begin_keys(&self) -> bool {
+        self.v.is_none() && !self.values_in_place()
+    }
+
+    /// Calls `visit` with each key's row in memory.
+    pub(crate) fn each_key(
+        &self,
+        b: usize,
+        head: usize,
+        keys: Range<usize>,
+        visit: impl FnMut(&'a [bf16]),
+    ) {
+        let [width, _] = self.k_widths();
+        self.each_row(&self.kv, width, b, head, keys, visit);
+    }
+
+    /// Calls `visit` with each value's row in memory.
+    pub(crate) fn each_value(
+        &self,
+        b: usize,
+        head: usize,
+        keys: Range<usize>,
+        visit: impl FnMut(&'a [bf16]),
+    ) {
+        self.each_row(self.value_tensor(), self.shape.d_v, b, head, keys, visit);
+    }
+
+    fn each_row(
+        &self,
+        tensor: &Tensor<'a>,
+        width: usize,
+        b: usize,
+        head: usize,
+        keys: Range<usize>,
+        mut visit: impl FnMut(&'a [bf16]),
+    ) {
+        // With a handful of heads a nanosecond for each row counts: the usual case has its own code.
+        if let (None, Data::Bf16(data)) = (&self.sparse, tensor.data) {
+            let [over_outer, over_token, over_head] = tensor.strides;
+            let base = head * over_head;
+            let mut keys = keys;
+            // Chunks, where rows don't overlap.
+            while over_token >= width
+                && let Some(([outer, token], run)) = self.run(b, &keys)
+            {
+                let first = base + outer * over_outer + token * over_token;
+                for row in data[first..].chunks(over_token).take(run) {
+                    visit(&row[..width]);
+                }
+                keys.start += run;
+            }
+            for [outer, token] in self.locate(b, keys) {
+                let start = base + outer * over_outer + token * over_token;
+                visit(&data[start..start + width]);
+            }
+            return;
+        }
+        for slot in self.slots(b, keys) {
+            let (tensor, [outer, token]) = match slot {
+                Some(Slot::Cache(at)) => (tensor, at),
+                Some(Slot::Extra(at)) => (self.extra(), at),
+                None => {
+                    visit(&ZEROS[..width]);
+                    continue;
+                }
+            };
+            visit(tensor.row([outer, token, head], width).as_bf16());
+        }
+    }
+
+    /// The longest contiguous run of `keys` from the first on, as rows of `D` elements: all of
+    /// them, or those of a page. `None` where rows aren't contiguous, or pages are small.
+    pub(crate) fn contiguous_keys<const D: usize>(
+        &self,
+        b: usize,
+        head: usize,
+        keys: &Range<usize>,
+    ) -> Option<&'a [[bf16; D]]> {
+        let [over_outer, over_token, over_head] = self.kv.strides;
+        let Data::Bf16(data) = self.kv.data else {
+            return None;
+        };
+        if over_token != D {
+            return None;
+        }
+        let ([outer, token], run) = self.run(b, keys)?;
+        let first = outer * over_outer + token * over_token + head * over_head;
+        data[first..].as_chunks().0.get(..run)
+    }
+
+    /// The indices of the first key, and how many keys from it on follow each other at the stride
+    /// of tokens: all of them, or those of a page. `None` where pages are small.
+    fn run(&self, b: usize, keys: &Range<usize>) -> Option<([usize; 2], usize)> {
+        /// Tokens from which on a page is looked up once, and not for each of them.
+        const MANY: usize = 8;
+        let page = self
+            .pages
+            .as_ref()
+            .map_or(usize::MAX, |pages| pages.page_size);
+        if self.sparse.is_some() || page < MANY || keys.is_empty() {
+            return None;
+        }
+        let [outer, token] = self.locate_one(b, keys.start);
+        Some(([outer, token], keys.len().min(page - token)))
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Indices
+// -------------------------------------------------------------------------------------------------
+
+impl<'a> Problem<'a> {
+    /// The slots of keys of sequence `b`; `None` for an index that names no key.
+    fn slots(&self, b: usize, keys: Range<usize>) -> impl Iterator<Item = Option<Slot>> + use<'a> {
+        let problem = *self;
+        let mut locations = match self.sparse {
+            Some(_) => None,
+            None => Some(self.locate(b, keys.clone())),
+        };
+        keys.map(move |k| match &mut locations {
+            Some(locations) => locations.next().map(Slot::Cache),
+            None => problem.chosen(b, k),
+        })
+    }
+
+    /// The slot that index `k` of a query position names, with sparse attention.
+    pub(super) fn chosen(&self, b: usize, k: usize) -> Option<Slot> {
+        let sparse = self.sparse.as_ref()?;
+        let at = [b / self.shape.s_q, b % self.shape.s_q];
+        let of_cache = sparse.indices.len(at[0]);
+        if let Some(k) = k.checked_sub(of_cache) {
+            return sparse.extra.as_ref()?.slot(at, k);
+        }
+        let index = sparse.indices.get(at, k)?;
+        match &self.pages {
+            Some(pages) => {
+                let page = index / pages.page_size;
+                (page < pages.pages).then_some(Slot::Cache([page, index % pages.page_size]))
+            }
+            None => {
+                let start = self
+                    .kv_indptr
+                    .map_or([at[0], 0], |indptr| [0, segment(indptr, at[0]).start]);
+                (index < self.cached(at[0])).then_some(Slot::Cache([start[0], start[1] + index]))
+            }
+        }
+    }
+
+    /// The indices of keys, without sparse attention.
+    fn locate(&self, b: usize, keys: Range<usize>) -> Locations<'a> {
+        let remaining = keys.len();
+        match (&self.pages, self.kv_indptr) {
+            (Some(pages), _) => {
+                let table = &pages.block_table[b
+                    .saturating_mul(pages.max_blocks)
+                    .min(pages.block_table.len())..];
+                let mut locations = Locations {
+                    table: table
+                        .get(keys.start / pages.page_size..)
+                        .unwrap_or_default(),
+                    page_size: pages.page_size,
+                    outer: 0,
+                    token: pages.page_size,
+                    remaining,
+                };
+                if remaining > 0 {
+                    locations.turn_page();
+                    locations.token = keys.start % pages.page_size;
+                }
+                locations
+            }
+            (None, Some(indptr)) => {
+                Locations::contiguous(0, segment(indptr, b).start + keys.start, remaining)
+            }
+            (None, None) => Locations::contiguous(b, keys.start, remaining),
+        }
+    }
+
+    /// [`locate`](Self::locate) for one key.
+    fn locate_one(&self, b: usize, k: usize) -> [usize; 2] {
+        match (&self.pages, self.kv_indptr) {
+            (Some(pages), _) => {
+                let page = pages.block_table[b * pages.max_blocks + k / pages.page_size];
+                let page = usize::try_from(page).unwrap_or_default();
+                [page, k % pages.page_size]
+            }
+            (None, Some(indptr)) => [0, segment(indptr, b).start + k],
+            (None, None) => [b, k],
+        }
+    }
+}
+
+impl Extra<'_> {
+    fn slot(&self, at: [usize; 2], k: usize) -> Option<Slot> {
+        let index = self.indices.get(at, k)?;
+        let page = index / self.page_size;
+        (page < self.pages).then_some(Slot::Extra([page, index % self.page_size]))
+    }
+}
+
+impl Indices<'_> {
+    /// An index, unless it is negative.
+    fn get(&self, [b, j]: [usize; 2], k: usize) -> Option<usize> {
+        let index = self.indices[b * self.strides[0] + j * self.strides[1] + k];
+        usize::try_from(index).ok()
+    }
+}
+
+/// Indices of keys in the order of the keys.
+struct Locations<'a> {
+    /// The block table from the next page on.
+    table: &'a [i32],
+    page_size: usize,
+    outer: usize,
+    token: usize,
+    remaining: usize,
+}
+
+impl Locations<'_> {
+    const fn contiguous(outer: usize, token: usize, remaining: usize) -> Self {
+        Self {
+            table: &[],
+            page_size: usize::MAX,
+            outer,
+            token,
+            remaining,
+        }
+    }
+
+    /// On to the next page; the table was checked to have it.
+    fn turn_page(&mut self) {
+        let Some((&page, rest)) = self.table.split_first() else {
+            return;
+        };
+        self.outer = usize::try_from(page).unwrap_or_default();
+        self.table = rest;
+        self.token = 0;
+    }
+}
+
+impl Iterator for Locations<'_> {
+    type Item = [usize; 2];
+
+    fn next(&mut self) -> Option<[usize; 2]> {
+        self.remaining = self.remaining.checked_sub(1)?;
+        if self.token == self.page_size {
+            self.turn_page();
+        }
+        let at = [self.outer, self.token];
+        self.token += 1;
+        Some(at)
+    }
+}
+
+/// Columns before the rotary part, and of it.
+fn widths(shape: &Shape, split: bool) -> [usize; 2] {
+    if split {
+        [shape.d_v, shape.d_qk - shape.d_v]
+    } else {
+        [shape.d_qk, 0]
+    }
+}

@@ -1,0 +1,253 @@
+//! Plans, tasks and partial results that belong to another problem, are out of range or too short.
+
+use amla::{Argument, Elements, Error, Options, Output, Plan, Shape, combine, run_task, run_tasks};
+
+use crate::calls::{MEDIUM, SMALL, bits, default_on, pattern};
+use crate::common::{Case, backends, workspace};
+use crate::refusals::{assert_refused, good, untouched};
+
+#[test]
+fn refuses_tasks_out_of_range() {
+    let case = good();
+    let problem = case.problem();
+    let plan = Plan::new(&problem).unwrap();
+    assert_eq!(plan.tasks(), 2);
+    for backend in backends() {
+        for task in [2, 3, usize::MAX] {
+            let mut partial = pattern(plan.partial_len());
+            let options = default_on(backend);
+            let result = run_task(
+                &problem,
+                &options,
+                &plan,
+                task,
+                &mut workspace(),
+                &mut partial,
+            );
+            let want = Error::OutOfRange {
+                argument: Argument::Task,
+                value: task,
+                min: 0,
+                max: 1,
+            };
+            let text = format!("task is {task}, not in 0..=1");
+            assert_refused(result, &(want, text), "run_task");
+            assert_eq!(bits(&partial), bits(&pattern(partial.len())));
+        }
+    }
+}
+
+#[test]
+fn refuses_short_partials() {
+    let case = good();
+    let problem = case.problem();
+    let plan = Plan::new(&problem).unwrap();
+    let error = |len, needed| {
+        let want = Error::TooShort {
+            argument: Argument::Partials,
+            len,
+            needed,
+        };
+        let text = want.to_string();
+        assert!(text.starts_with("partials holds "), "{text}");
+        assert!(text.contains(&len.to_string()) && text.contains(&needed.to_string()));
+        (want, text)
+    };
+    let needed = plan.partial_len();
+    for len in [0, 1, needed - 1] {
+        let want = error(len, needed);
+        for backend in backends() {
+            let mut partial = pattern(len);
+            let options = default_on(backend);
+            let mut workspace = workspace();
+            let result = run_task(&problem, &options, &plan, 1, &mut workspace, &mut partial);
+            assert_refused(result, &want, "run_task");
+            assert_eq!(bits(&partial), bits(&pattern(len)));
+        }
+    }
+    let needed = 2 * needed;
+    for len in [0, needed / 2, needed - 1] {
+        let want = error(len, needed);
+        let mut partials = pattern(len);
+        let call = |output: Output| combine(&problem, &plan, &mut partials, output);
+        untouched(case.sizes(), |_| {}, call, &want, "combine");
+        assert_eq!(bits(&partials), bits(&pattern(len)));
+    }
+}
+
+#[test]
+fn refuses_plans_of_another_shape() {
+    let case = good();
+    let problem = case.problem();
+    let plans = [
+        Case::new(3, 2, 40, 3, SMALL),
+        Case::new(2, 200, 40, 3, SMALL),
+        Case::new(2, 2, 2000, 3, SMALL),
+        // These have as many tasks.
+        Case::new(2, 1, 40, 3, SMALL),
+        Case::new(2, 2, 39, 3, SMALL),
+        Case::new(2, 2, 40, 4, SMALL),
+        Case::new(2, 2, 40, 3, MEDIUM),
+    ];
+    for other in &plans {
+        let plan = Plan::new(&other.problem()).unwrap();
+        let mut partials = pattern(plan.tasks() * plan.partial_len() + 100_000);
+        let len = partials.len();
+        for backend in backends() {
+            let options = default_on(backend);
+            let mut workspace = workspace();
+            let error = run_task(&problem, &options, &plan, 0, &mut workspace, &mut partials)
+                .expect_err("run_task");
+            assert_eq!(bits(&partials), bits(&pattern(len)));
+            let call = |output: Output| combine(&problem, &plan, &mut partials, output);
+            let want = (error, error.to_string());
+            untouched(case.sizes(), |_| {}, call, &want, "combine");
+            assert_eq!(bits(&partials), bits(&pattern(len)));
+        }
+    }
+    // The same shape, other lengths: shorter ones make fewer tasks.
+    let mut long = Case::new(1, 1, 3000, 1, SMALL);
+    let plan = Plan::new(&long.problem()).unwrap();
+    long.lens = Some(vec![10]);
+    let mut partials = pattern(plan.tasks() * plan.partial_len());
+    let mut workspace = workspace();
+    let (problem, options) = (long.problem(), Options::default());
+    let result = run_task(&problem, &options, &plan, 0, &mut workspace, &mut partials);
+    let error = result.unwrap_err();
+    assert!(
+        error.to_string().contains('2'),
+        "not the plan's 2 tasks: {error}"
+    );
+    assert_eq!(bits(&partials), bits(&pattern(partials.len())));
+}
+
+#[test]
+fn plans_of_another_shape_with_as_many_tasks_are_told_apart() {
+    let case = good();
+    let plan = Plan::new(&Case::new(2, 2, 39, 3, SMALL).problem()).unwrap();
+    let problem = case.problem();
+    let mut partials = vec![0.0; plan.tasks() * plan.partial_len()];
+    let (mut o, mut lse) = (vec![0.0; case.sizes().0], vec![0.0; case.sizes().1]);
+    let output = Output::dense(case.shape, Elements::F32(&mut o), &mut lse);
+    let error = combine(&problem, &plan, &mut partials, output).unwrap_err();
+    let planned = Case::new(2, 2, 39, 3, SMALL).shape;
+    let given = case.shape;
+    assert_eq!(error, Error::PlanMismatch { planned, given });
+}
+
+#[test]
+fn plans_survive_as_numbers() {
+    let mut case = good();
+    let problem = case.problem();
+    let plan = Plan::new(&problem).unwrap();
+    let words = plan.to_words();
+    assert_eq!(Plan::from_words(words), Some(plan));
+    // Numbers that no plan has, and those of a plan that isn't this problem's.
+    for i in 0..Plan::WORDS {
+        for value in [0, 1, 257, 1 << 20, u64::MAX] {
+            let mut other = words;
+            other[i] = value;
+            if other == words {
+                continue;
+            }
+            let Some(other) = Plan::from_words(other) else {
+                continue;
+            };
+            let mut partials = pattern(plan.tasks() * plan.partial_len());
+            let (options, mut workspace) = (Options::default(), workspace());
+            let call = |output: Output| combine(&problem, &other, &mut partials, output);
+            let sizes = other.to_words().map(|word| word as usize);
+            let [b, s_q, s_k, h_q, h_kv, d_qk, d_v, ..] = sizes;
+            let planned = Shape {
+                b,
+                s_q,
+                s_k,
+                h_q,
+                h_kv,
+                d_qk,
+                d_v,
+            };
+            let given = case.shape;
+            let error = Error::PlanMismatch { planned, given };
+            let want = (error, error.to_string());
+            untouched(case.sizes(), |_| {}, call, &want, "combine");
+            let result = run_tasks(
+                &problem,
+                &options,
+                &other,
+                0..1,
+                &mut workspace,
+                &mut partials,
+            );
+            assert_eq!(result, Err(error));
+            assert_eq!(bits(&partials), bits(&pattern(partials.len())));
+        }
+    }
+    for (i, value) in [(5, 575), (6, 511), (8, 0), (8, 257)] {
+        let mut none = words;
+        none[i] = value;
+        assert_eq!(Plan::from_words(none), None, "word {i} = {value}");
+    }
+    case.lens = None;
+    assert_ne!(Plan::new(&case.problem()).unwrap().to_words(), words);
+}
+
+#[test]
+fn neighbouring_tasks_are_tasks() {
+    let mut case = Case::new(3, 2, 2600, 3, SMALL);
+    case.lens = Some(vec![2600, 0, 2300]);
+    let (problem, options) = (case.problem(), Options::default());
+    let plan = Plan::new(&problem).unwrap();
+    let (tasks, len) = (plan.tasks(), plan.partial_len());
+    let mut workspace = workspace();
+    let mut want = pattern(tasks * len);
+    for (task, partial) in want.chunks_mut(len).enumerate() {
+        run_task(&problem, &options, &plan, task, &mut workspace, partial).unwrap();
+    }
+    for (begin, end) in (0..=tasks).flat_map(|end| (0..=end).map(move |begin| (begin, end))) {
+        let mut got = pattern(tasks * len);
+        let partials = &mut got[begin * len..];
+        run_tasks(
+            &problem,
+            &options,
+            &plan,
+            begin..end,
+            &mut workspace,
+            partials,
+        )
+        .unwrap();
+        let mut expected = pattern(tasks * len);
+        expected[begin * len..end * len].copy_from_slice(&want[begin * len..end * len]);
+        assert_eq!(bits(&got), bits(&expected), "{begin}..{end}");
+    }
+    let out_of_range = |value, max| Error::OutOfRange {
+        argument: Argument::Task,
+        value,
+        min: 0,
+        max,
+    };
+    let short = Error::TooShort {
+        argument: Argument::Partials,
+        len: tasks * len - 1,
+        needed: tasks * len,
+    };
+    let mut partials = pattern(tasks * len - 1);
+    #[expect(clippy::reversed_empty_ranges, reason = "is refused")]
+    for (range, want) in [
+        (0..tasks + 1, out_of_range(tasks + 1, tasks)),
+        (usize::MAX - 1..usize::MAX, out_of_range(usize::MAX, tasks)),
+        (2..1, out_of_range(2, 1)),
+        (0..tasks, short),
+    ] {
+        let result = run_tasks(
+            &problem,
+            &options,
+            &plan,
+            range,
+            &mut workspace,
+            &mut partials,
+        );
+        assert_eq!(result, Err(want));
+        assert_eq!(bits(&partials), bits(&pattern(partials.len())));
+    }
+}

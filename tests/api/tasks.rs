@@ -1,0 +1,253 @@
+//! Tasks: how a plan cuts a problem into them, and that neither their order nor their threads change
+//! a bit of the results.
+
+use std::thread;
+
+use amla::tile::{GROUP_ROWS, PANEL_ROWS, PANELS};
+use amla::{
+    Backend, BackendId, Options, Plan, Problem, Shape, TailMask, combine, run_task, schedule,
+};
+use half::bf16;
+
+use crate::calls::{Bits, MEDIUM, SMALL, combined, decoded, dense};
+use crate::common::{self, Case, modes, normal, workspace};
+
+/// A fixed shuffle of `0..n`.
+fn shuffled(n: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..n).collect();
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    for i in (1..n).rev() {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        order.swap(i, (state >> 33) as usize % (i + 1));
+    }
+    order
+}
+
+/// Runs the tasks in that order, dealt to threads in turn, and combines them.
+fn in_order(problem: &Problem, options: &Options, order: &[usize], threads: usize) -> Bits {
+    let plan = Plan::new(problem).unwrap();
+    assert_eq!(order.len(), plan.tasks());
+    let mut partials = vec![f32::NAN; plan.tasks() * plan.partial_len()];
+    let mut memories: Vec<Option<&mut [f32]>> =
+        partials.chunks_mut(plan.partial_len()).map(Some).collect();
+    let mut hands: Vec<Vec<(usize, &mut [f32])>> = (0..threads).map(|_| Vec::new()).collect();
+    for (i, &task) in order.iter().enumerate() {
+        hands[i % threads].push((task, memories[task].take().unwrap()));
+    }
+    thread::scope(|scope| {
+        for hand in hands {
+            let plan = &plan;
+            scope.spawn(move || {
+                let mut workspace = workspace();
+                for (task, partial) in hand {
+                    run_task(problem, options, plan, task, &mut workspace, partial).unwrap();
+                }
+            });
+        }
+    });
+    dense(problem.shape, |output| {
+        combine(problem, &plan, &mut partials, output)
+    })
+}
+
+/// A partial result has memory for the largest group; a request's last group may have 2 rows.
+pub fn two_rows_beside_full_groups(backend: Backend) {
+    // 2 and 6 beyond three groups of 256. Four requests of four groups are tasks enough for none to be cut.
+    for (dims, s_q, heads) in [(SMALL, 10, 77), (MEDIUM, 10, 77), (MEDIUM, 9, 86)] {
+        for bad in [None, Some(bf16::INFINITY), Some(bf16::NAN)] {
+            let mut case = Case::new(4, s_q, 40, heads, dims);
+            if let Some(bad) = bad {
+                case.value_in_key(0, 20)[3] = bad;
+            }
+            for options in modes(backend) {
+                let problem = case.problem();
+                assert!(decoded(&problem, &options) == combined(&problem, &options));
+            }
+        }
+    }
+}
+
+/// Tasks of one panel, of two and of three, and full groups on one thread.
+pub fn panels_alone_and_in_groups(backend: Backend) {
+    // Requests, heads, panels of the largest task.
+    for (dims, b, heads, panels) in [
+        ((576, 512), 1, 128, 1),
+        (SMALL, 1, 100, 1),
+        (SMALL, 1, 200, 1),
+        (SMALL, 4, 384, 2),
+        (SMALL, 16, 130, 3),
+    ] {
+        for bad in [None, Some(bf16::INFINITY), Some(bf16::NAN)] {
+            let mut case = Case::new(b, 1, 300 / b, heads, dims);
+            if let Some(bad) = bad {
+                case.value_in_key(0, 10)[3] = bad;
+            }
+            for options in modes(backend) {
+                let problem = case.problem();
+                let rows = Plan::new(&problem).unwrap().partial_len() / (dims.1 + 2);
+                assert_eq!(rows, panels.min(PANELS) * PANEL_ROWS);
+                assert!(
+                    decoded(&problem, &options) == combined(&problem, &options),
+                    "{heads} heads, {bad:?}, {options:?}"
+                );
+            }
+        }
+    }
+}
+
+/// A task that runs alone doesn't read the next one's keys; the same task within a call does.
+pub fn keys_behind_a_task_do_not_matter(backend: Backend) {
+    const KEYS: usize = 2304;
+    let first = schedule::splits(KEYS).nth(1).unwrap().start;
+    // The next task's first key: it is hidden, or its score is minus infinity.
+    let mut words = vec![u64::MAX; (KEYS - first).div_ceil(64)];
+    words[0] = !1;
+    let mask = TailMask {
+        words: &words,
+        tail: KEYS - first,
+    };
+    for h_q in [1, 4, 5, 8, 20] {
+        for (bad, tail_mask) in [(bf16::NAN, Some(mask)), (bf16::INFINITY, None)] {
+            let mut case = Case::new(1, 1, KEYS, h_q, SMALL);
+            case.key(0, first)[3] = bad;
+            for h in 0..h_q {
+                case.q_row(0, 0, h)[3] = bf16::NEG_ONE;
+            }
+            let problem = Problem {
+                tail_mask,
+                ..case.problem()
+            };
+            for options in modes(backend) {
+                assert!(decoded(&problem, &options) == combined(&problem, &options));
+            }
+        }
+    }
+}
+
+/// Where full groups would be fewer than 16 tasks, halves or quarters of them are tasks.
+#[test]
+fn under_16_tasks_are_cut_finer() {
+    let tasks = |b, s_q, s_k, h_q| {
+        let (q, kv) = (vec![bf16::ZERO; 64], vec![bf16::ZERO; 64]);
+        let mut problem = Problem::dense(
+            Shape {
+                b,
+                s_q,
+                s_k,
+                h_q,
+                h_kv: 1,
+                d_qk: 64,
+                d_v: 64,
+            },
+            &q,
+            &kv,
+            1.0,
+        );
+        (problem.q.strides, problem.kv.strides) = ([0; 3], [0; 3]);
+        let plan = Plan::new(&problem).unwrap();
+        assert_eq!(Plan::from_words(plan.to_words()), Some(plan));
+        // No result takes more room than its rows.
+        let rows = plan.partial_len() / (64 + 2);
+        assert!(rows.is_multiple_of(PANEL_ROWS) && rows <= GROUP_ROWS);
+        (plan.tasks(), rows / PANEL_ROWS)
+    };
+    let rows = |panels: usize| panels * PANEL_ROWS;
+    if PANELS < 4 {
+        // A group is a panel.
+        assert_eq!(tasks(1, 1, 4096, rows(4)), (8, 1));
+        return;
+    }
+    // Two KV splits.
+    assert_eq!(tasks(1, 1, 4096, rows(2)), (4, 1));
+    assert_eq!(tasks(1, 2, 4096, rows(2)), (8, 1));
+    assert_eq!(tasks(4, 1, 4096, rows(2)), (16, 1));
+    assert_eq!(tasks(4, 2, 4096, rows(2)), (16, 2));
+    assert_eq!(tasks(8, 2, 4096, rows(2)), (16, 4));
+    assert_eq!(tasks(8, 1, 4096, rows(2)), (16, 2));
+    // Rows of the last panel; groups of four panels, of three and of less than one.
+    assert_eq!(tasks(1, 1, 100, rows(2) + 1), (3, 1));
+    assert_eq!(tasks(1, 1, 100, rows(4)), (4, 1));
+    assert_eq!(tasks(4, 1, 100, rows(6)), (16, 2));
+    assert_eq!(tasks(8, 1, 100, rows(6) - 1), (16, 3));
+    assert_eq!(tasks(1, 1, 100, 1), (1, 1));
+    assert_eq!(tasks(16, 1, 100, 1), (16, 1));
+}
+
+pub fn tasks_in_any_order(backend: Backend) {
+    let one_cache = |b, s_q, s_k, h_q| {
+        let mut case = Case::new(1, s_q, s_k, h_q, (64, 64));
+        case.shape.b = b;
+        case.q = normal(5, 1.0, b * s_q * h_q * 64);
+        case.causal = true;
+        case
+    };
+    let mut cases = Vec::new();
+    // Splits of one request.
+    for (s_k, splits) in [
+        (2047, 1),
+        (2048, 2),
+        (8191, 2),
+        (8192, 4),
+        (16_383, 4),
+        (16_384, 8),
+    ] {
+        cases.push((one_cache(1, 2, s_k, 3), splits));
+    }
+    // A ragged batch, where each request has its own.
+    let mut ragged = one_cache(7, 2, 17_001, 2);
+    ragged.lens = Some(vec![0, 1, 2047, 2048, 5000, 17_001, 33]);
+    cases.push((ragged, 1 + 1 + 1 + 2 + 2 + 8 + 1));
+    // Several row groups.
+    let mut groups = one_cache(2, 3, 2100, 129);
+    groups.lens = Some(vec![2100, 40]);
+    cases.push((groups, (3_usize * 129).div_ceil(PANEL_ROWS) * (2 + 1)));
+    for (i, (case, tasks)) in cases.iter().enumerate() {
+        let mut problem = case.problem();
+        problem.kv.strides[0] = 0;
+        let plan = Plan::new(&problem).unwrap();
+        assert_eq!(plan.tasks(), *tasks, "{:?}", case.shape);
+        let forward: Vec<usize> = (0..*tasks).collect();
+        let reverse: Vec<usize> = (0..*tasks).rev().collect();
+        for options in [0, 1 + i % 3].map(|mode| modes(backend)[mode]) {
+            let want = decoded(&problem, &options);
+            let context = format!("{:?}, {options:?}", case.shape);
+            assert!(
+                in_order(&problem, &options, &reverse, 1) == want,
+                "{context}"
+            );
+            if options == modes(backend)[0] {
+                assert!(
+                    in_order(&problem, &options, &forward, 1) == want,
+                    "{context}"
+                );
+                assert!(
+                    in_order(&problem, &options, &forward, 5) == want,
+                    "{context}"
+                );
+            }
+            assert!(
+                in_order(&problem, &options, &shuffled(*tasks), 3) == want,
+                "{context}"
+            );
+        }
+    }
+}
+
+/// Tiles have sixteen rows: up to four rows take another kernel.
+#[test]
+fn amx_leaves_four_rows_to_dots() {
+    let [Some(amx), Some(dots)] = [BackendId::Amx, BackendId::Avx512Bf16].map(common::backend)
+    else {
+        return;
+    };
+    for (h_q, same) in [(1, true), (4, true), (5, false), (257, false)] {
+        let case = Case::new(1, 1, 1031, h_q, MEDIUM);
+        for (tiles, dots) in modes(amx).iter().zip(&modes(dots)) {
+            let got = decoded(&case.problem(), tiles);
+            let want = decoded(&case.problem(), dots);
+            assert_eq!(got == want, same, "{h_q}");
+            // A last row alone, in tasks as in one call.
+            assert_eq!(combined(&case.problem(), tiles), got, "{h_q}");
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Outputs, plans and partial results.
+
+use amla::{
+    Argument, Elements, Error, Lse, Options, Output, Part, Plan, Problem, Shape, combine, decode,
+    merge, run_task,
+};
+
+use crate::caller::{Caller, DIMS, HEADS, LENS, out_of_range, report, too_short, wrong_length};
+use crate::host::{Host, PATTERN, PLAIN, rows, untouched};
+
+#[test]
+fn outputs() {
+    let mut caller = Caller::new();
+    let host = Host::new(HEADS, DIMS, &LENS.map(|len| (2, len)));
+    let laid = host.laid(PLAIN);
+    let good = laid.problem();
+    let plan = Plan::new(&good).unwrap();
+    let rows = rows(&good);
+    let sizes = [
+        (Argument::O, rows * DIMS.1, DIMS.1),
+        (Argument::Lse, rows, 1),
+    ];
+    for (argument, needed, width) in sizes {
+        let of_o = argument == Argument::O;
+        let dims = if of_o {
+            [2, 2, HEADS[0]]
+        } else {
+            [2, HEADS[0], 2]
+        };
+        let mut deny = |want, change: &dyn Fn(&mut Output)| {
+            let options = Options::default();
+            let shape = good.shape;
+            caller.output(shape, want, change, |output, workspace, _| {
+                decode(&good, &options, workspace, output)
+            });
+            caller.output(shape, want, change, |output, _, partials| {
+                combine(&good, &plan, partials, output)
+            });
+            caller.output(shape, want, change, |output, _, _| {
+                merge(&shape, output, &[])
+            });
+        };
+        for len in [0, 1, needed / 2, needed - 1] {
+            deny(too_short(argument, len, needed), &|output| {
+                shorten(output, of_o, len)
+            });
+        }
+        for dimension in 0..3 {
+            let strides = |output: &mut Output, stride| {
+                let strides = if of_o {
+                    &mut output.o_strides
+                } else {
+                    &mut output.lse_strides
+                };
+                strides[dimension] = stride;
+            };
+            let overflow = Error::Overflow {
+                argument,
+                dimension,
+            };
+            deny(overflow, &|output| strides(output, usize::MAX));
+            assert!(dims[dimension] > 1);
+            // The next one's rows are the same elements.
+            let overlap = Error::Overlap {
+                argument,
+                dimension,
+                stride: 0,
+                min: width,
+            };
+            deny(overlap, &|output| strides(output, 0));
+        }
+    }
+    report("outputs", &caller, 150);
+}
+
+fn shorten(output: &mut Output, of_o: bool, len: usize) {
+    if !of_o {
+        output.lse = &mut std::mem::take(&mut output.lse)[..len];
+        return;
+    }
+    let o = std::mem::replace(&mut output.o, Elements::F32(&mut []));
+    output.o = match o {
+        Elements::F32(o) => Elements::F32(&mut o[..len]),
+        Elements::Bf16(o) => Elements::Bf16(&mut o[..len]),
+        Elements::F16(o) => Elements::F16(&mut o[..len]),
+    };
+}
+
+/// Tasks that don't exist, too little memory for them, and plans of other problems.
+#[test]
+fn plans_and_tasks() {
+    let mut caller = Caller::new();
+    let options = Options::default();
+    with_apart_one(|good| {
+        let plan = Plan::new(good).unwrap();
+        let (tasks, len) = (plan.tasks(), plan.partial_len());
+        let Caller {
+            workspace,
+            partials,
+            ..
+        } = &mut Caller::new();
+        for task in [tasks, tasks + 1, usize::MAX] {
+            let want = out_of_range(Argument::Task, task, 0, tasks - 1);
+            let result = run_task(good, &options, &plan, task, workspace, partials);
+            caller.same(result, want);
+        }
+        for room in [0, 1, len - 1] {
+            let want = too_short(Argument::Partials, room, len);
+            let result = run_task(good, &options, &plan, 0, workspace, &mut partials[..room]);
+            caller.same(result, want);
+        }
+        assert!(untouched(partials));
+        for room in [0, len, tasks * len - 1] {
+            let want = too_short(Argument::Partials, room, tasks * len);
+            caller.output(
+                good.shape,
+                want,
+                |_| (),
+                |output, _, partials| combine(good, &plan, &mut partials[..room], output),
+            );
+        }
+        let others: [fn(&mut Problem); 5] = [
+            |p| p.shape.b = 1,
+            |p| p.shape.s_q = 1,
+            |p| p.shape.s_k = 39,
+            |p| p.window = Some(5),
+            |p| p.cache_seqlens = Some(&[40, 6]),
+        ];
+        for change in others {
+            let mut other = *good;
+            change(&mut other);
+            other.cache_seqlens = match (other.shape.b, other.shape.s_k, other.cache_seqlens) {
+                (1, ..) => Some(&[40]),
+                (_, 39, _) => Some(&[39, 7]),
+                (.., lens) => lens,
+            };
+            let want = Error::PlanMismatch {
+                planned: good.shape,
+                given: other.shape,
+            };
+            let result = run_task(&other, &options, &plan, 0, workspace, partials);
+            caller.same(result, want);
+            assert!(untouched(partials));
+            caller.output(
+                good.shape,
+                want,
+                |_| (),
+                |output, _, partials| combine(&other, &plan, partials, output),
+            );
+        }
+    });
+    report("plans and tasks", &caller, 30);
+}
+
+fn with_apart_one(call: impl FnOnce(&Problem)) {
+    let host = Host::new(HEADS, DIMS, &LENS.map(|len| (2, len))).separate_v();
+    let laid = host.laid(PLAIN);
+    call(&laid.problem());
+}
+
+/// Parts of other lengths than the total's, and totals of less than FP32.
+#[test]
+fn merging() {
+    let mut caller = Caller::new();
+    let shape = Shape {
+        b: 2,
+        s_q: 2,
+        s_k: 0,
+        h_q: HEADS[0],
+        h_kv: 1,
+        d_qk: DIMS.0,
+        d_v: DIMS.1,
+    };
+    let rows = 2 * 2 * HEADS[0];
+    let (o, lse) = (vec![1.0; rows * DIMS.1 + 1], vec![1.0; rows + 1]);
+    let (mut total, mut total_lse) = (vec![PATTERN; rows * DIMS.1], vec![PATTERN; rows]);
+    for index in 0..3 {
+        for (wrong_o, wrong_lse) in [(1, 0), (0, 1), (2, 0), (0, 2)] {
+            let lens = |wrong: usize, right: usize| [right, right - 1, right + 1][wrong];
+            let (o_len, lse_len) = (lens(wrong_o, rows * DIMS.1), lens(wrong_lse, rows));
+            let mut parts = [Part {
+                o: &o[..rows * DIMS.1],
+                lse: &lse[..rows],
+            }; 3];
+            parts[index] = Part {
+                o: &o[..o_len],
+                lse: &lse[..lse_len],
+            };
+            let want = match wrong_lse {
+                0 => wrong_length(Argument::O, o_len, rows * DIMS.1),
+                _ => wrong_length(Argument::Lse, lse_len, rows),
+            };
+            let output = Output {
+                lse_format: Lse::default(),
+                ..Output::dense(shape, Elements::F32(&mut total), &mut total_lse)
+            };
+            caller.same(merge(&shape, output, &parts), want);
+            assert!(untouched(&total) && untouched(&total_lse));
+        }
+    }
+    report("merging", &caller, 12);
+}
