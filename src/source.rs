@@ -93,7 +93,7 @@ fn gather_values<'a>(group: &Group<'a>, keys: Range<usize>, rows: &mut Rows<'a>)
 
 /// Where rows are.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum Location {
     /// In the cache, as BF16.
     Cache,
     /// At the head of the block's keys.
@@ -105,8 +105,8 @@ enum Place {
 /// The keys and values of a group, block by block.
 pub struct Sources<'a> {
     group: &'a Group<'a>,
-    keys: Place,
-    values: Place,
+    keys: Location,
+    values: Location,
     /// Keys in the cache, of the block that C1 is at.
     key_rows: Rows<'a>,
     /// Values in the cache, of the block that C2 is at.
@@ -117,7 +117,7 @@ pub struct Sources<'a> {
     next: usize,
     /// Rows to prefetch, and where those of each stage end.
     prefetched: Rows<'a>,
-    shares: [usize; 3],
+    ends: [usize; 3],
 }
 
 impl<'a> Sources<'a> {
@@ -125,14 +125,14 @@ impl<'a> Sources<'a> {
     pub fn of(group: &'a Group<'a>) -> Self {
         let problem = group.problem;
         let keys = if problem.keys_in_place() {
-            Place::Cache
+            Location::Cache
         } else {
-            Place::Converted
+            Location::Converted
         };
         let values = match problem.v {
-            None if keys == Place::Cache || problem.values_begin_keys() => Place::Keys,
-            _ if problem.values_in_place() => Place::Cache,
-            _ => Place::Converted,
+            None if keys == Location::Cache || problem.values_begin_keys() => Location::Keys,
+            _ if problem.values_in_place() => Location::Cache,
+            _ => Location::Converted,
         };
         Self {
             group,
@@ -144,13 +144,13 @@ impl<'a> Sources<'a> {
             value_count: 0,
             next: 0,
             prefetched: Rows::NONE,
-            shares: [0; 3],
+            ends: [0; 3],
         }
     }
 
     /// Whether all rows are used in place, and the K/V buffers aren't needed.
     pub fn in_place(&self) -> bool {
-        self.keys == Place::Cache && self.values != Place::Converted
+        self.keys == Location::Cache && self.values != Location::Converted
     }
 
     /// Gathers the keys of a block and the values of another, or converts them into `kv`. In turn they
@@ -167,23 +167,25 @@ impl<'a> Sources<'a> {
         if let Some(block) = keys.map(|block| group.block(block)) {
             self.key_count = block.len();
             match self.keys {
-                Place::Cache => gather_keys(group, block, &mut self.key_rows),
+                Location::Cache => gather_keys(group, block, &mut self.key_rows),
                 _ => convert_keys(kernel, group, block, kv),
             }
         }
         if let Some(block) = values.map(|block| group.block(block)) {
             self.value_count = block.len();
             match self.values {
-                Place::Keys if in_turn => {}
-                Place::Keys | Place::Cache => gather_values(group, block, &mut self.value_rows),
-                Place::Converted => convert_values(kernel, group, block, kv),
+                Location::Keys if in_turn => {}
+                Location::Keys | Location::Cache => {
+                    gather_values(group, block, &mut self.value_rows)
+                }
+                Location::Converted => convert_values(kernel, group, block, kv),
             }
         }
     }
 
     /// The keys that were loaded last; `list` is room for converted ones.
     pub fn keys<'r>(&'r self, kv: &'r RowTile, list: &'r mut Rows<'r>) -> &'r Rows<'r> {
-        if self.keys == Place::Cache {
+        if self.keys == Location::Cache {
             return &self.key_rows;
         }
         let d_qk = self.group.problem.shape.d_qk;
@@ -199,8 +201,8 @@ impl<'a> Sources<'a> {
         list: &'r mut Rows<'r>,
     ) -> &'r Rows<'r> {
         match (self.values, self.keys) {
-            (Place::Keys, Place::Cache) if in_turn => return &self.key_rows,
-            (Place::Converted, _) | (Place::Keys, Place::Converted) => {}
+            (Location::Keys, Location::Cache) if in_turn => return &self.key_rows,
+            (Location::Converted, _) | (Location::Keys, Location::Converted) => {}
             _ => return &self.value_rows,
         }
         let d_v = self.group.problem.shape.d_v;
@@ -224,7 +226,7 @@ impl<'a> Sources<'a> {
         }
         // Converted keys are needed all at once.
         let distance = match self.keys {
-            Place::Cache => budget.distance,
+            Location::Cache => budget.distance,
             _ => BLOCK_KEYS,
         };
         let block = group.block(item / panels);
@@ -244,7 +246,7 @@ impl<'a> Sources<'a> {
                 .min(block.end + distance)
                 .min(group.reach)
                 .max(first);
-            self.shares[end_of] = end - first;
+            self.ends[end_of] = end - first;
         }
         self.next = end;
         self.prefetched.fill(|slots| {
@@ -255,12 +257,8 @@ impl<'a> Sources<'a> {
     /// Rows for a stage to prefetch: C1, V1 or C2.
     pub fn prefetched(&self, stage: usize) -> &[&'a [bf16]] {
         let rows = self.prefetched.as_slice();
-        let from = if stage == 0 {
-            0
-        } else {
-            self.shares[stage - 1]
-        };
-        rows.get(from..self.shares[stage]).unwrap_or(&[])
+        let from = if stage == 0 { 0 } else { self.ends[stage - 1] };
+        rows.get(from..self.ends[stage]).unwrap_or(&[])
     }
 }
 
@@ -277,8 +275,8 @@ pub fn each_fused_block<K: Kernel, const D_QK: usize, const D_V: usize>(
 ) {
     let problem = group.problem;
     let Sources {
-        keys: key_place,
-        values: value_place,
+        keys: key_location,
+        values: value_location,
         ..
     } = Sources::of(group);
     let mut in_cache = [const { &[bf16::ZERO; D_QK] }; FUSED_KEYS];
@@ -287,17 +285,17 @@ pub fn each_fused_block<K: Kernel, const D_QK: usize, const D_V: usize>(
     for block in 0..group.blocks() {
         let range = group.block(block);
         let len = range.len();
-        if key_place == Place::Cache {
+        if key_location == Location::Cache {
             let end = group.reach.min(range.start + FUSED_KEYS);
             list_keys(group, range.start + listed..end, &mut in_cache, &mut listed);
         } else {
             convert_keys(kernel, group, range.clone(), k_rows);
         }
-        if value_place == Place::Converted {
+        if value_location == Location::Converted {
             convert_values(kernel, group, range.clone(), v_rows);
         }
         let mut converted;
-        let keys = if key_place == Place::Cache {
+        let keys = if key_location == Location::Cache {
             &in_cache
         } else {
             converted = [const { &[bf16::ZERO; D_QK] }; FUSED_KEYS];
@@ -305,7 +303,7 @@ pub fn each_fused_block<K: Kernel, const D_QK: usize, const D_V: usize>(
             &converted
         };
         let mut located;
-        let prefetch = if key_place == Place::Cache || !problem.has_key_rows() {
+        let prefetch = if key_location == Location::Cache || !problem.has_key_rows() {
             pointers(keys)
         } else {
             // Those to be converted next.
@@ -316,16 +314,16 @@ pub fn each_fused_block<K: Kernel, const D_QK: usize, const D_V: usize>(
         };
         let mut listed_values;
         // Rows behind the block may be another task's, and not finite.
-        let whole = len.is_multiple_of(FUSED_MULTIPLE);
-        let begun = heads(keys).filter(|_| value_place == Place::Keys && whole);
+        let complete = len.is_multiple_of(FUSED_MULTIPLE);
+        let begun = heads(keys).filter(|_| value_location == Location::Keys && complete);
         let values = if let Some(values) = begun {
             values
         } else {
             listed_values = [const { &[bf16::ZERO; D_V] }; FUSED_KEYS];
-            match value_place {
-                Place::Keys => list(&keys[..len], &mut listed_values),
-                Place::Cache => list_values(group, range.clone(), &mut listed_values),
-                Place::Converted => list(&v_rows[..len], &mut listed_values),
+            match value_location {
+                Location::Keys => list(&keys[..len], &mut listed_values),
+                Location::Cache => list_values(group, range.clone(), &mut listed_values),
+                Location::Converted => list(&v_rows[..len], &mut listed_values),
             }
             &listed_values
         };

@@ -6,6 +6,7 @@ use core::arch::asm;
 
 use half::bf16;
 
+use super::advance::Advance;
 use super::simd::Simd;
 
 /// Numbers of a vector.
@@ -23,6 +24,8 @@ impl Neon {
         Self(())
     }
 }
+
+impl Advance for Neon {}
 
 impl Simd for Neon {
     type Lanes = [f32; LANES];

@@ -13,6 +13,7 @@ use core::arch::x86_64::*;
 
 use half::bf16;
 
+use super::advance::Advance;
 use super::fp32::{self, backend};
 use super::simd::{self, Simd};
 use super::{
@@ -35,6 +36,8 @@ impl Avx2 {
         detect::has_avx2().then_some(Self(()))
     }
 }
+
+impl Advance for Avx2 {}
 
 impl Simd for Avx2 {
     type Lanes = [f32; LANES];

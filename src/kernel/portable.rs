@@ -9,6 +9,7 @@ use bytemuck::cast;
 use half::bf16;
 use wide::{f32x8, i32x8};
 
+use super::advance::Advance;
 use super::fp32::{self, backend};
 use super::simd::{self, Simd};
 use super::{Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, prefetch, scalar, softmax};
@@ -22,6 +23,8 @@ const LANES: usize = 8;
 /// Needs nothing, so that anyone may hold it.
 #[derive(Clone, Copy)]
 pub struct Portable;
+
+impl Advance for Portable {}
 
 impl Simd for Portable {
     type Lanes = [f32; LANES];

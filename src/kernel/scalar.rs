@@ -7,8 +7,10 @@ use core::ops::Range;
 
 use half::bf16;
 
+use crate::bits::bf16_to_f32;
 use crate::format::{self, Row};
-use crate::tile::QPanel;
+use crate::problem::Precision;
+use crate::tile::{L0a, PTile, QPanel};
 
 /// A row as it is stored, rounded to BF16: [`super::Kernel::convert`].
 #[inline(always)]
@@ -58,4 +60,24 @@ pub fn finite<'a>(mut values: impl Iterator<Item = &'a [bf16]>, columns: &Range<
 #[expect(clippy::cast_possible_truncation, reason = "takes one half")]
 pub const fn half_of(pair: u32, k: usize) -> u16 {
     (pair >> (16 * (k % 2))) as u16
+}
+
+/// [`super::Kernel::prob`] of where a tile has the key's pair.
+pub fn prob_of(
+    p: &L0a,
+    precision: Precision,
+    k: usize,
+    r: usize,
+    pair: impl Fn(&PTile) -> u32,
+) -> f32 {
+    let mut prob = bf16_to_f32(half_of(pair(&p.high), k));
+    let residuals = &p.residuals;
+    match precision {
+        Precision::Bf16x2 => prob += bf16_to_f32(half_of(pair(&p.low), k)),
+        Precision::Bf16 if residuals.pair[r] as usize == k / 2 => {
+            prob += bf16_to_f32(half_of(residuals.p[r], k));
+        }
+        Precision::Bf16 => {}
+    }
+    prob * p.weights[r]
 }

@@ -8,10 +8,9 @@
 use bytemuck::Pod;
 use half::bf16;
 
-use super::softmax::{self, Maxima};
-use super::{Epilogue, Softmax};
+use super::call::Epilogue;
 use crate::bits::{Increment, NAN};
-use crate::tile::{ORow, PANEL_ROWS, RowState, STRIP};
+use crate::tile::{ORow, STRIP};
 
 /// The vectors of an instruction set.
 ///
@@ -119,20 +118,6 @@ pub trait Simd: Copy {
             t[i] = self.exp2(t[i]);
         }
         t
-    }
-
-    /// [`softmax::advance`] of all rows.
-    #[inline(always)]
-    fn advance(
-        self,
-        call: &Softmax<'_>,
-        max: &Maxima,
-        state: &mut RowState,
-        increment: &mut [i32; PANEL_ROWS],
-    ) -> softmax::Bases {
-        let mut bases = softmax::Bases::NONE;
-        softmax::advance(call, 0..call.rows, max, state, increment, &mut bases);
-        bases
     }
 
     /// `2^r` for `|r| <= 1/2`.

@@ -1,17 +1,11 @@
 //! V1 over any vectors: maximum, reference, probabilities, sums, residuals.
 
-use core::ops::Range;
-
+use super::advance::{Advance, Bases, Maxima};
+use super::call::{Mask, Softmax};
 use super::simd::{Simd, lanes, lanes_mut, pairs_mut, split};
-use super::{Mask, Softmax};
-use crate::bits::{
-    HEADROOM, Increment, bf16_round, bf16_to_f32, compensation, difference, mul_pow2_f32,
-};
+use crate::bits::{bf16_round, bf16_to_f32};
 use crate::problem::{Precision, Rescale};
 use crate::tile::{BLOCK_KEYS, BLOCK_PAIRS, L0a, PANEL_ROWS, PTile, Residuals, RowState, STile};
-
-/// The largest score of each row over a block's keys; NaN doesn't count.
-pub type Maxima = [f32; PANEL_ROWS];
 
 /// How P is stored for C2.
 pub trait StoreP<S: Simd>: Copy {
@@ -121,7 +115,7 @@ impl<S: Simd, R: RoundPairs<S>, const RESIDUAL: u32> StoreP<S> for StoreBf16<R, 
 /// [`super::Kernel::softmax`], with `beside` after each pair and vector. `max` has the largest scores if C1
 /// found them.
 #[inline(always)]
-pub fn softmax<S: Simd, T: StoreP<S>>(
+pub fn softmax<S: Advance, T: StoreP<S>>(
     simd: S,
     to: T,
     call: &Softmax<'_>,
@@ -329,29 +323,6 @@ impl<S: Simd, T: StoreP<S>> Vector<'_, S, T> {
     }
 }
 
-/// How V1 turns scores into probabilities:
-/// `P = exp2((s - max) * scale + offset) * factor`.
-///
-/// The difference comes before the product: it is exact for the scores that
-/// matter, so that large ones lose nothing, with or without a fused multiply-add.
-pub struct Bases {
-    /// The block's largest score, unscaled; 0 where there is none.
-    pub max: [f32; PANEL_ROWS],
-    /// That score less the reference, in log2 units; -inf where there is none.
-    pub offset: [f32; PANEL_ROWS],
-    /// S16 of the compensated mode; ones in the exact one.
-    pub factor: [f32; PANEL_ROWS],
-}
-
-impl Bases {
-    /// Of rows that see no key.
-    pub const NONE: Self = Self {
-        max: [0.0; PANEL_ROWS],
-        offset: [f32::NEG_INFINITY; PANEL_ROWS],
-        factor: [1.0; PANEL_ROWS],
-    };
-}
-
 /// Offsets as integers, so that the largest P is a power of two and rounding leaves it alone, and the factors of
 /// products: 1 to 2, since P above its true size might overflow.
 #[inline(always)]
@@ -369,90 +340,6 @@ pub fn weights<S: Simd>(simd: S, offset: S::F32) -> [S::F32; 2] {
         simd.select(none, simd.splat(f32::NEG_INFINITY), whole),
         simd.exp2(simd.sub(offset, whole)),
     ]
-}
-
-/// Moves the running reference to the block's maximum and rescales the sums
-/// (Algorithm 2 lines 5-9, 11, 12; `docs/algorithm.md` for the exact mode).
-///
-/// `max` holds the largest unscaled score of each row that it sees, NaN ignored; `bases` are [`Bases::NONE`].
-#[inline(always)]
-pub fn advance(
-    call: &Softmax<'_>,
-    rows: Range<usize>,
-    max: &Maxima,
-    state: &mut RowState,
-    increment: &mut [i32; PANEL_ROWS],
-    bases: &mut Bases,
-) {
-    for r in rows {
-        let score = max[r];
-        // Not the product alone: -inf * 0 would be NaN.
-        let max = if score == f32::NEG_INFINITY {
-            score
-        } else {
-            score * call.scale
-        };
-        // Also where a finite score leaves FP32 when scaled.
-        let none = max == f32::NEG_INFINITY;
-        let old = state.reference[r];
-        increment[r] = 0;
-        match call.rescale {
-            Rescale::Exact => {
-                let block = libm::ceilf(max);
-                if block > old {
-                    let reference = block + HEADROOM;
-                    let n = difference(old, reference);
-                    state.reference[r] = reference;
-                    increment[r] = Increment::pow2(n).bits();
-                    state.sum[r] = mul_pow2_f32(state.sum[r], n);
-                    state.rounded_sum[r] = mul_pow2_f32(state.rounded_sum[r], n);
-                }
-            }
-            Rescale::Compensated => {
-                if max > old {
-                    // Lines 6-9 in base 2: n = -rint(m), S32 = 2^(n + m).
-                    let e = libm::rintf(max);
-                    let s32 = libm::exp2f(max - e);
-                    // A pair needs no scale that BF16 can hold: c is 1 then.
-                    let s16 = match call.precision {
-                        Precision::Bf16 => bf16_to_f32(bf16_round(s32)),
-                        Precision::Bf16x2 => s32,
-                    };
-                    let c = s16 / s32;
-                    let n = difference(libm::rintf(old), e);
-                    let epsilon = compensation(state.c[r], c);
-                    state.reference[r] = max;
-                    increment[r] = Increment::compensated(n, epsilon).bits();
-                    state.sum[r] *= libm::exp2f(old - max);
-                    state.c[r] = c;
-                    state.factor[r] = s16;
-                }
-                bases.factor[r] = state.factor[r];
-            }
-        }
-        if !none {
-            bases.max[r] = score;
-            bases.offset[r] = match call.rescale {
-                Rescale::Exact => offset(score, max, call.scale, state.reference[r]),
-                // Relative to the rounded product: the row's largest P is 1.
-                Rescale::Compensated => max - state.reference[r],
-            };
-        }
-    }
-}
-
-/// `score * scale - reference`, where `max` is that product rounded.
-#[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "rounds to FP32")]
-fn offset(score: f32, max: f32, scale: f32, reference: f32) -> f32 {
-    if reference.abs() < 4_194_304.0 {
-        // In f64 the product is exact.
-        (f64::from(score) * f64::from(scale) - f64::from(reference)) as f32
-    } else {
-        // Beyond 2^22 FP32 has no fraction left; what counts is that the largest
-        // P doesn't leave the range of FP32.
-        max - reference
-    }
 }
 
 /// The largest probability of each row in a block.

@@ -22,39 +22,21 @@ mod qk;
 mod skinny;
 mod tiles;
 
-use core::ops::Range;
-
 use half::bf16;
-use tiles::{DEPTH, SIDE, Strided, Tiles};
+pub use tiles::Amx;
+use tiles::{DEPTH, SIDE, Tiles};
 
 use super::prefetch::{self, Budget, Hint, Spread, TILE_LINES};
+use super::scalar::prob_of;
 use super::simd;
 use super::softmax::{self, StoreBf16};
-use super::zmm::dots::{self, Dots};
+use super::zmm::dots;
 use super::zmm::{self, LANES, Zmm};
-use super::{Epilogue, Kernel, Pv, Qk, Skipped, Softmax, detect, half_of, prob_of};
-use crate::bits::{Increment, bf16_to_f32};
+use super::{Epilogue, Kernel, Pv, Qk, Skipped, Softmax};
+use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
-use crate::tile::{
-    BLOCK_KEYS, BLOCK_PAIRS, L0a, L0b, ORow, PANEL_ROWS, PTile, QPanel, RowState, STRIP, STile,
-};
-
-/// Proof that the processor has AMX with BF16 products, that this process may use it, and that the processor has
-/// AVX-512 F, BW, DQ, VL and BF16.
-#[derive(Clone, Copy)]
-pub struct Amx {
-    zmm: Zmm,
-    dots: Dots,
-}
-
-impl Amx {
-    /// The token, if the processor and the process qualify.
-    pub fn new() -> Option<Self> {
-        let (zmm, dots) = (Zmm::new()?, Dots::new()?);
-        detect::has_amx().then_some(Self { zmm, dots })
-    }
-}
+use crate::tile::{BLOCK_KEYS, BLOCK_PAIRS, L0a, L0b, ORow, QPanel, RowState, STRIP, STile};
 
 impl Kernel for Amx {
     /// As many lines as each stage's work leaves room for.
@@ -148,24 +130,6 @@ impl Kernel for Amx {
 /// One over the share of a row's sum from which on its largest P has a residual, which vectors add: that takes as long as a
 /// quarter of C2 where all rows have one. Residuals of others are as small as what rounding takes from the rest.
 const RESIDUAL: u32 = 64;
-
-/// Rows of `columns` columns as one operand, if they are at one distance from each to the next. Not inlined into its
-/// callers.
-#[inline(never)]
-fn strided(rows: &[&[bf16]], columns: usize) -> Option<Strided> {
-    let at = |row: &[bf16]| row[..columns].as_ptr().expose_provenance();
-    let (first, second) = (at(rows.first()?), at(rows.get(1)?));
-    let stride = second.wrapping_sub(first);
-    let expected = |i: usize| first.wrapping_add(i.wrapping_mul(stride));
-    let alike = rows
-        .iter()
-        .enumerate()
-        .all(|(i, row)| at(row) == expected(i));
-    alike.then(|| Strided {
-        at: core::ptr::with_exposed_provenance(first),
-        stride,
-    })
-}
 
 /// V1, with P transposed for C2.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]

@@ -1,13 +1,20 @@
 //! C2 of panels: `O += P V`, strip by strip. L1d keeps a packed strip of V while all panels pass over it.
+#![allow(unsafe_code, reason = "tile instructions, pointer loads")]
 
-use crate::kernel::arch::*;
+use core::ops::Range;
 
 use half::bf16;
 
-use super::*;
+use super::tiles::{Amx, SIDE, Tiles};
+use crate::bits::bf16_to_f32;
+use crate::kernel::arch::*;
+use crate::kernel::call::{Pv, Skipped};
 use crate::kernel::prefetch::TileRows;
+use crate::kernel::scalar::half_of;
 use crate::kernel::simd::Simd;
-use crate::kernel::zmm::{Interleaved, load_row, store_pairs};
+use crate::kernel::zmm::{self, Interleaved, LANES, load_row, store_pairs};
+use crate::problem::Precision;
+use crate::tile::{L0a, L0b, ORow, PANEL_ROWS, PTile, STRIP};
 
 /// Rows and columns of a register tile.
 const SQUARE: usize = 2 * SIDE;

@@ -1,8 +1,14 @@
 //! C1 of a panel: `S^T = K Q^T`, keys in place.
+#![allow(unsafe_code, reason = "tile instructions")]
 
-use super::tiles::{self, DEPTH};
-use super::*;
+use core::ops::Range;
+
+use half::bf16;
+
+use super::tiles::{self, Amx, DEPTH, SIDE, Tiles, strided};
+use crate::kernel::call::Qk;
 use crate::kernel::prefetch::TileRows;
+use crate::tile::{BLOCK_KEYS, L0b, PANEL_ROWS, STile};
 
 /// Keys of a visit, and rows of the tile of four that it is for 16 rows.
 pub const VISIT: usize = 4 * SIDE;
@@ -50,7 +56,7 @@ pub fn qk(kernel: Amx, call: &Qk<'_>, q: &[[u32; PANEL_ROWS]], scratch: &mut L0b
                     let q = q.wrapping_add(SIDE * row);
                     let prefetch = prefetch.next(steps, q);
                     // SAFETY: K is 32 rows that each have these columns ([`visit`]), or copies of them; Q has two
-                    // pieces from that one on in each step, and S `2 * SIDE` rows from `row` on in each of its 32 keys.
+                    // squares from that one on in each step, and S `2 * SIDE` rows from `row` on in each of its 32 keys.
                     unsafe { tiles.scores(k, q, steps, s, chunk > 0, prefetch) };
                 }
             }

@@ -7,17 +7,19 @@
 //!
 //! Sums over a block's keys begin with zero, in memory that stays in L1d, and vectors add them to O: that puts columns in
 //! order, and leaves O alone where a value isn't finite.
-
-use crate::kernel::arch::*;
+#![allow(unsafe_code, reason = "tile instructions and feature-gated calls")]
 
 use half::bf16;
 
 use super::pv::{PanelPv, load_u32, unpacked_value};
-use super::tiles::{DEPTH, Piece, Strided};
-use super::*;
+use super::tiles::{Amx, DEPTH, SIDE, Square, Strided, Tiles, strided};
+use crate::kernel::arch::*;
+use crate::kernel::call::{Pv, Skipped};
 use crate::kernel::prefetch::TileRows;
 use crate::kernel::simd::Simd;
-use crate::kernel::zmm::{NOT_FINITE, store_pairs};
+use crate::kernel::zmm::{LANES, NOT_FINITE, Zmm, store_pairs};
+use crate::problem::Precision;
+use crate::tile::{BLOCK_KEYS, L0a, L0b, ORow, PTile, STRIP};
 
 /// The largest planned group.
 pub const ROWS: usize = SIDE;
@@ -25,8 +27,8 @@ pub const ROWS: usize = SIDE;
 /// Steps of a block: 32 keys each, of P's high or low part.
 const STEPS: usize = BLOCK_KEYS / DEPTH;
 /// P of 16 keys, in the low halves of words, then in the high ones; of the next 16 alike.
-type Spread = [Piece; 4];
-/// A strip of 32 values that don't lie at one distance, or not as rows.
+type Spread = [Square; 4];
+/// A strip of 32 values that aren't at one distance.
 type Copies = [[bf16; STRIP]; DEPTH];
 
 const _: () = assert!(size_of::<[Spread; STEPS]>() <= size_of::<L0b>() / 2);
@@ -81,7 +83,7 @@ pub fn pv(
             }
         }
         // Of the strip that is multiplied, and of the one before, which vectors take meanwhile.
-        let mut sums: [[Piece; 4]; 2] = [[[[0; _]; _]; _]; _];
+        let mut sums: [[Square; 4]; 2] = [[[[0; _]; _]; _]; _];
         for strip in 0..=strips {
             if strip < strips {
                 let mut operands = [Strided::NOTHING; STEPS];

@@ -2,24 +2,45 @@
 //!
 //! The instructions are assembled, as their intrinsics aren't stable. A tile can't be an operand of `asm!`: what loads
 //! accumulators, multiplies, and stores them is one block, and no value stays in a tile between two.
+#![allow(unsafe_code, reason = "tile instructions")]
 
-use crate::kernel::arch::asm;
 use core::marker::PhantomData;
 
-use super::Amx;
+use half::bf16;
+
+use crate::kernel::arch::asm;
+use crate::kernel::detect;
 use crate::kernel::prefetch::TilePrefetch;
+use crate::kernel::zmm::Zmm;
+use crate::kernel::zmm::dots::Dots;
 use crate::tile::{PANEL_ROWS, STRIP};
+
+/// Proof that the processor has AMX with BF16 products, that this process may use it, and that the processor has
+/// AVX-512 F, BW, DQ, VL and BF16.
+#[derive(Clone, Copy)]
+pub struct Amx {
+    pub zmm: Zmm,
+    pub dots: Dots,
+}
+
+impl Amx {
+    /// The token, if the processor and the process qualify.
+    pub fn new() -> Option<Self> {
+        let (zmm, dots) = (Zmm::new()?, Dots::new()?);
+        detect::has_amx().then_some(Self { zmm, dots })
+    }
+}
 
 /// Rows of a tile, and its columns of 32 bits.
 pub const SIDE: usize = 16;
 /// Features, or keys, that one product sums over: a tile's pairs.
 pub const DEPTH: usize = 2 * SIDE;
-/// A tile in one piece.
-pub type Piece = [[u32; SIDE]; SIDE];
+/// A contiguous tile.
+pub type Square = [[u32; SIDE]; SIDE];
 /// From one row of S, O, P and V to the next, in bytes.
 const ROW: usize = size_of::<[u32; STRIP]>();
-/// The same of a tile in one piece.
-const PIECE_ROW: usize = size_of::<[u32; SIDE]>();
+/// The same of a contiguous tile.
+const SQUARE_ROW: usize = size_of::<[u32; SIDE]>();
 
 const _: () = assert!(PANEL_ROWS == STRIP);
 
@@ -95,6 +116,24 @@ impl Strided {
             stride: size_of::<T>(),
         }
     }
+}
+
+/// Rows of `columns` columns as one operand, if they are at one distance from each to the next. Not inlined into its
+/// callers.
+#[inline(never)]
+pub fn strided(rows: &[&[bf16]], columns: usize) -> Option<Strided> {
+    let at = |row: &[bf16]| row[..columns].as_ptr().expose_provenance();
+    let (first, second) = (at(rows.first()?), at(rows.get(1)?));
+    let stride = second.wrapping_sub(first);
+    let expected = |i: usize| first.wrapping_add(i.wrapping_mul(stride));
+    let alike = rows
+        .iter()
+        .enumerate()
+        .all(|(i, row)| at(row) == expected(i));
+    alike.then(|| Strided {
+        at: core::ptr::with_exposed_provenance(first),
+        stride,
+    })
 }
 
 impl Keys<4> {
@@ -179,7 +218,7 @@ impl Tiles {
     /// C1, two tiles of keys by two of rows: `s[key][row] += sum over steps of k[key] q[row]`, from 0 if not `add`.
     ///
     /// # Safety
-    /// There is a step at least. Each of 32 keys has so many times 64 bytes to read, `q` has two pieces of 16 x 16 pairs in
+    /// There is a step at least. Each of 32 keys has so many times 64 bytes to read, `q` has two squares of 16 x 16 pairs in
     /// each 4096 bytes, and `s` 32 rows of 32 sums, 256 bytes apart.
     #[inline]
     pub unsafe fn scores(
@@ -200,10 +239,10 @@ impl Tiles {
                 s + ["0", "64", "4096", "4160"],
                 [
                     "tileloadd tmm4, [{k0} + 1*{stride}]",
-                    "tileloadd tmm6, [{q} + 1*{piece}]",
+                    "tileloadd tmm6, [{q} + 1*{square}]",
                     "tdpbf16ps tmm0, tmm4, tmm6",
                     "prefetcht1 [{line}]",
-                    "tileloadd tmm7, [{q} + 1*{piece} + 1024]",
+                    "tileloadd tmm7, [{q} + 1*{square} + 1024]",
                     "tdpbf16ps tmm1, tmm4, tmm7",
                     "prefetcht1 [{line} + 64]",
                     "tileloadd tmm5, [{k1} + 1*{stride}]",
@@ -218,7 +257,7 @@ impl Tiles {
                 k1 = inout(reg) k.at[1] => _,
                 q = inout(reg) q => _,
                 stride = in(reg) k.stride,
-                piece = in(reg) PIECE_ROW,
+                square = in(reg) SQUARE_ROW,
             );
         }
     }
@@ -226,7 +265,7 @@ impl Tiles {
     /// C1, four tiles of keys by one of rows.
     ///
     /// # Safety
-    /// As for [`scores`](Self::scores), with 64 keys, one piece, and 64 rows of 16 sums.
+    /// As for [`scores`](Self::scores), with 64 keys, one square, and 64 rows of 16 sums.
     #[inline]
     pub unsafe fn scores_of_16(
         &self,
@@ -245,7 +284,7 @@ impl Tiles {
                 prefetch,
                 s + ["0", "4096", "8192", "12288"],
                 [
-                    "tileloadd tmm6, [{q} + 1*{piece}]",
+                    "tileloadd tmm6, [{q} + 1*{square}]",
                     "tileloadd tmm4, [{k0} + 1*{stride}]",
                     "tdpbf16ps tmm0, tmm4, tmm6",
                     "prefetcht1 [{line}]",
@@ -269,7 +308,7 @@ impl Tiles {
                 k3 = inout(reg) k.at[3] => _,
                 q = inout(reg) q => _,
                 stride = in(reg) k.stride,
-                piece = in(reg) PIECE_ROW,
+                square = in(reg) SQUARE_ROW,
             );
         }
     }
@@ -370,13 +409,13 @@ impl Tiles {
     #[inline]
     pub unsafe fn outputs_in_place(
         &self,
-        p: *const [Piece; 4],
+        p: *const [Square; 4],
         rows: &[Strided],
-        sums: &mut [Piece; 4],
+        sums: &mut [Square; 4],
         prefetch: TilePrefetch,
     ) {
         // SAFETY: AMX is there and configured: `self` proves it. What is read is the caller's promise; `sums` are four
-        // tiles in one piece each.
+        // contiguous tiles.
         unsafe {
             asm!(
                 "tilezero tmm0",
@@ -388,24 +427,24 @@ impl Tiles {
                 "mov {stride}, [{rows} + 8]",
                 "mov {next}, {stride}",
                 "shl {next}, 4",
-                "tileloadd tmm4, [{p} + 1*{piece}]",
+                "tileloadd tmm4, [{p} + 1*{square}]",
                 "tileloadd tmm6, [{v} + 1*{stride}]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
                 "prefetcht1 [{line}]",
                 "tileloadd tmm7, [{v} + 1*{stride} + 64]",
                 "tdpbf16ps tmm2, tmm4, tmm7",
-                "tileloadd tmm5, [{p} + 1*{piece} + 1024]",
+                "tileloadd tmm5, [{p} + 1*{square} + 1024]",
                 "tdpbf16ps tmm1, tmm5, tmm6",
                 "prefetcht1 [{line} + 64]",
                 "tdpbf16ps tmm3, tmm5, tmm7",
                 "add {v}, {next}",
-                "tileloadd tmm4, [{p} + 1*{piece} + 2048]",
+                "tileloadd tmm4, [{p} + 1*{square} + 2048]",
                 "tileloadd tmm6, [{v} + 1*{stride}]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
                 "prefetcht1 [{line} + 128]",
                 "tileloadd tmm7, [{v} + 1*{stride} + 64]",
                 "tdpbf16ps tmm2, tmm4, tmm7",
-                "tileloadd tmm5, [{p} + 1*{piece} + 3072]",
+                "tileloadd tmm5, [{p} + 1*{square} + 3072]",
                 "tdpbf16ps tmm1, tmm5, tmm6",
                 "tdpbf16ps tmm3, tmm5, tmm7",
                 "add {p}, 4096",
@@ -413,10 +452,10 @@ impl Tiles {
                 "add {line}, {line_step}",
                 "dec {steps}",
                 "jnz 2b",
-                "tilestored [{sums} + 1*{piece}], tmm0",
-                "tilestored [{sums} + 1*{piece} + 1024], tmm1",
-                "tilestored [{sums} + 1*{piece} + 2048], tmm2",
-                "tilestored [{sums} + 1*{piece} + 3072], tmm3",
+                "tilestored [{sums} + 1*{square}], tmm0",
+                "tilestored [{sums} + 1*{square} + 1024], tmm1",
+                "tilestored [{sums} + 1*{square} + 2048], tmm2",
+                "tilestored [{sums} + 1*{square} + 3072], tmm3",
                 v = out(reg) _,
                 stride = out(reg) _,
                 next = out(reg) _,
@@ -425,7 +464,7 @@ impl Tiles {
                 steps = inout(reg) rows.len() => _,
                 line = inout(reg) prefetch.at => _,
                 line_step = in(reg) prefetch.step,
-                piece = in(reg) PIECE_ROW,
+                square = in(reg) SQUARE_ROW,
                 sums = in(reg) sums,
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                 out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,

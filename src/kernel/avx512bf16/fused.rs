@@ -18,22 +18,25 @@
 //! | C2 | 1 to 4 rows x 4 vectors of 16 columns; with more rows two such tiles | V in place, P by broadcast |
 //!
 //! O's columns are in the order in which V's halves interleave.
+#![allow(unsafe_code, reason = "pointer loads and stores")]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "counted loops unroll early, so that accumulators become registers"
+)]
 
 use core::marker::PhantomData;
 use core::ops::Range;
 
-use super::skinny::{self, PIECES, interleaved};
-use super::*;
-use crate::kernel::FUSED_KEYS;
-use crate::kernel::prefetch::{Hint, LINE};
+use super::common::*;
+use super::p;
+use super::skinny::{self, PIECES, interleaved, read, write};
 use crate::kernel::zmm::fused_rows::{self, Block, Lines, Mla, Other, Prefetch, Requests, Widths};
 use crate::kernel::zmm::softmax_rows::{self, ByRow, GROUP, KEYS, Known};
-use crate::problem::Rescale;
 
 /// The largest group.
-pub(super) const ROWS: usize = 8;
+pub const ROWS: usize = 8;
 /// Rows of a register tile.
-pub(super) const TILE_ROWS: usize = 4;
+pub const TILE_ROWS: usize = 4;
 /// Pairs of a vector of keys.
 const PAIRS: usize = KEYS / 2;
 /// Vectors of keys of a step: of a short one, and of others.
@@ -107,7 +110,7 @@ impl Residual {
 
 /// [`Kernel::fused`].
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub(super) fn fused<const D_QK: usize, const D_V: usize>(
+pub fn fused<const D_QK: usize, const D_V: usize>(
     kernel: Avx512Bf16,
     call: &Softmax<'_>,
     block: &FusedBlock<'_, D_QK, D_V>,
@@ -140,9 +143,6 @@ fn of_widths<W: Widths, const D_QK: usize, const D_V: usize>(
     const { assert!(D_QK.is_multiple_of(2 * LINE)) };
     let q = block.q.0.as_flattened();
     let block = Block::of(widths, block);
-    if kernel.rows_in_lanes(call.rows) {
-        return fused_lanes::fused(kernel, &block, q, call, from, p, state, o);
-    }
     let call = Call {
         zmm: kernel.zmm,
         q: &q[..call.rows * D_QK / 2],
@@ -499,23 +499,6 @@ impl<W, P: Policy, const TILES: usize> Prefetch<TIMES> for Step<'_, W, P, TILES>
         for at in at {
             *at = at.wrapping_add(LINE);
         }
-    }
-}
-
-/// A piece of a row of O.
-#[inline]
-#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub(super) fn read(o: &[f32; STRIP], piece: usize) -> [__m512; 2] {
-    let o: &[_; 2] = &o.as_chunks().0.as_chunks().0[piece];
-    o.map(|o| load(&o))
-}
-
-#[inline]
-#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub(super) fn write(o: &mut [f32; STRIP], piece: usize, acc: [__m512; 2]) {
-    let o: &mut [_; 2] = &mut o.as_chunks_mut().0.as_chunks_mut().0[piece];
-    for i in 0..2 {
-        store(&mut o[i], acc[i]);
     }
 }
 

@@ -15,22 +15,24 @@
 //! one in each page for MLA's contiguous rows: prefetches wait for page walks.
 //!
 //! O's columns are those of [`super::fused`].
+#![allow(unsafe_code, reason = "pointer loads and stores")]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "counted loops unroll early, so that accumulators become registers"
+)]
 
 use core::mem::MaybeUninit;
 use core::ops::Range;
 
-use super::fused::{read, write};
-use super::skinny::{self, PIECES};
-use super::*;
-use crate::kernel::FUSED_KEYS;
-use crate::kernel::prefetch::LINE;
+use super::common::*;
+use super::p;
+use super::skinny::{self, PIECES, read, write};
 use crate::kernel::softmax::{self, RoundPairs as _};
-use crate::kernel::zmm::fused_rows::{self, Block, Prefetch, Requests, Widths};
+use crate::kernel::zmm::fused_rows::{self, Block, Mla, Other, Prefetch, Requests, Widths};
 use crate::kernel::zmm::softmax_rows::{self, KEYS};
-use crate::problem::Rescale;
 
 /// The largest group.
-pub(super) const ROWS: usize = 8;
+pub const ROWS: usize = 8;
 /// Keys of a step.
 const STEP: usize = 6 * KEYS;
 /// Keys between a step's first and the first that it prefetches, which may be its own: C1 takes keys twice as fast as it
@@ -77,7 +79,7 @@ const fn alone(rows: usize) -> Option<usize> {
 /// constant, as loops would be unrolled.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 #[inline(never)]
-pub(super) fn pack_q(d_qk: usize, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
+pub fn pack_q(d_qk: usize, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
     let sign = if negate { 0x8000_8000 } else { 0 };
     let vectors = vectors(rows.len());
     let out: &mut [[u32; LANES]] = panel.0.as_flattened_mut().as_chunks_mut().0;
@@ -127,10 +129,31 @@ struct Probs {
     weights: [f32; LANES],
 }
 
-/// [`Kernel::fused`], where `q` is what [`pack_q`] packed.
+/// [`Kernel::fused`](crate::kernel::Kernel::fused).
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-#[expect(clippy::too_many_arguments, reason = "called in one place")]
-pub(super) fn fused<W: Widths>(
+pub fn fused<const D_QK: usize, const D_V: usize>(
+    kernel: Avx512Bf16,
+    call: &Softmax<'_>,
+    block: &FusedBlock<'_, D_QK, D_V>,
+    from: usize,
+    p: &mut L0a,
+    state: &mut RowState,
+    o: &mut [ORow],
+) -> FusedEnd {
+    let q = block.q.0.as_flattened();
+    if const { Mla::has(D_QK, D_V) } {
+        of_widths(kernel, &Block::of(Mla, block), q, call, from, p, state, o)
+    } else {
+        let block = Block::of(Other::of(D_QK, D_V), block);
+        of_widths(kernel, &block, q, call, from, p, state, o)
+    }
+}
+
+/// The same of some widths, where `q` is as [`pack_q`] packs it.
+#[inline]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+#[expect(clippy::too_many_arguments, reason = "called twice, with other types")]
+fn of_widths<W: Widths>(
     kernel: Avx512Bf16,
     block: &Block<'_, W>,
     q: &[u32],
@@ -138,7 +161,7 @@ pub(super) fn fused<W: Widths>(
     from: usize,
     p: &mut L0a,
     state: &mut RowState,
-    o: &mut [[f32; STRIP]],
+    o: &mut [ORow],
 ) -> FusedEnd {
     const HALF_OF_3: usize = GROUP_OF_3 / 2;
     const HALF_OF_4: usize = GROUP_OF_4 / 2;

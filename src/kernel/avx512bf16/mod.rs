@@ -17,6 +17,7 @@
     reason = "counted loops unroll early, so that accumulators become registers"
 )]
 
+mod common;
 mod fused;
 mod fused_lanes;
 mod p;
@@ -24,61 +25,26 @@ mod pv;
 mod qk;
 mod skinny;
 
-use crate::kernel::arch::*;
-
+pub use common::Avx512Bf16;
 use half::bf16;
 use p::Blocked;
 
+use super::arch::*;
 use super::prefetch::{self, Budget, Core};
-use super::simd::{self, Simd};
+use super::scalar::prob_of;
+use super::simd;
 use super::softmax::{self, StoreBf16};
-use super::zmm::dots::{self, Dots, as_pairs, from_pairs, load_pairs};
-use super::zmm::{self, LANES, NOT_FINITE, Zmm, load_row, store_pairs};
-use super::{
-    Columns, Epilogue, FusedBlock, FusedEnd, Kernel, Pv, Qk, Rows, Skipped, Softmax, Strips,
-    detect, prob_of,
-};
+use super::zmm::dots::{self, as_pairs};
+use super::zmm::{self, LANES, Zmm};
+use super::{Columns, Epilogue, FusedBlock, FusedEnd, Kernel, Pv, Qk, Skipped, Softmax};
 use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
-use crate::tile::{
-    BLOCK_KEYS, BLOCK_PAIRS, L0a, L0b, MAX_D_V, ORow, PANEL_ROWS, QPanel, Residuals, RowState,
-    STRIP, STile,
-};
+use crate::tile::{BLOCK_KEYS, L0a, L0b, ORow, QPanel, RowState, STile};
 
-/// Proof that the processor has AVX-512 F, BW, DQ, VL and BF16.
-#[derive(Clone, Copy)]
-pub struct Avx512Bf16 {
-    zmm: Zmm,
-    dots: Dots,
-    core: Core,
-}
-
-impl Avx512Bf16 {
-    /// The token, if the processor qualifies.
-    pub fn new() -> Option<Self> {
-        Some(Self {
-            zmm: Zmm::new()?,
-            dots: Dots::new()?,
-            core: detect::core(),
-        })
-    }
-
-    /// The same as on another kind of core.
-    #[cfg(test)]
-    pub fn on(core: Core) -> Option<Self> {
-        Self::new().map(|kernel| Self { core, ..kernel })
-    }
-
-    /// Whether the core does two dots a cycle, which needs 12 or more that don't wait for each other.
-    fn two_dots(self) -> bool {
-        self.core == Core::Zen5
-    }
-
-    /// Whether a fused group has its rows in the lanes.
-    fn rows_in_lanes(self, rows: usize) -> bool {
-        self.two_dots() && rows > fused::TILE_ROWS
-    }
+/// Whether a fused group has its rows in the lanes.
+fn rows_in_lanes(kernel: Avx512Bf16, rows: usize) -> bool {
+    kernel.two_dots() && rows > fused::TILE_ROWS
 }
 
 impl Kernel for Avx512Bf16 {
@@ -109,7 +75,7 @@ impl Kernel for Avx512Bf16 {
         // SAFETY: the token proves the features.
         unsafe {
             match rows.len() {
-                len if fused && self.rows_in_lanes(len) => {
+                len if fused && rows_in_lanes(self, len) => {
                     fused_lanes::pack_q(D_QK, rows, negate, panel);
                 }
                 ..=skinny::C1_ROWS => skinny::pack_q::<D_QK>(rows, negate, panel),
@@ -170,7 +136,13 @@ impl Kernel for Avx512Bf16 {
         o: &mut [ORow],
     ) -> FusedEnd {
         // SAFETY: the token proves the features.
-        unsafe { fused::fused(self, call, block, from, p, state, o) }
+        unsafe {
+            if rows_in_lanes(self, call.rows) {
+                fused_lanes::fused(self, call, block, from, p, state, o)
+            } else {
+                fused::fused(self, call, block, from, p, state, o)
+            }
+        }
     }
 
     fn permute(self, fused: bool, o: &mut [ORow], to: Columns) {
@@ -239,18 +211,4 @@ fn dot_loop(iterations: u64) -> u64 {
     }
     core::hint::black_box(acc);
     iterations * (CHAINS * LANES * 4) as u64
-}
-
-#[inline]
-#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-fn load(x: &[f32; LANES]) -> __m512 {
-    // SAFETY: 16 f32 are 64 bytes; no alignment needed.
-    unsafe { _mm512_loadu_ps(x.as_ptr()) }
-}
-
-#[inline]
-#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-fn store(to: &mut [f32; LANES], x: __m512) {
-    // SAFETY: 16 f32 are 64 bytes; no alignment needed.
-    unsafe { _mm512_storeu_ps(to.as_mut_ptr(), x) }
 }

@@ -2,42 +2,46 @@
 //!
 //! In a tile of pairs x rows those of a few rows are 256 bytes apart, and share a quarter of L1d's sets with a strip of V
 //! (`docs/adr/0033`).
+#![allow(unsafe_code, reason = "pointer loads and stores")]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "counted loops unroll early, so that accumulators become registers"
+)]
 
-use super::*;
+use super::common::*;
 use crate::kernel::simd::pairs_mut;
 use crate::kernel::softmax::RoundPairs;
-use crate::tile::PTile;
 
 /// Rows of a block.
-pub(super) const BLOCK_ROWS: usize = LANES;
+pub const BLOCK_ROWS: usize = LANES;
 /// P of such rows: pairs x rows.
-pub(super) type Block = [[u32; BLOCK_ROWS]; BLOCK_PAIRS];
+pub type Block = [[u32; BLOCK_ROWS]; BLOCK_PAIRS];
 
 const _: () = assert!(PANEL_ROWS.is_multiple_of(BLOCK_ROWS));
 
 /// A tile's memory by blocks.
-pub(super) fn blocks(p: &PTile) -> &[Block] {
+pub fn blocks(p: &PTile) -> &[Block] {
     p.0.as_flattened().as_chunks().0.as_chunks().0
 }
 
 /// The same, to be written.
-pub(super) fn blocks_mut(p: &mut PTile) -> &mut [Block] {
+pub fn blocks_mut(p: &mut PTile) -> &mut [Block] {
     p.0.as_flattened_mut().as_chunks_mut().0.as_chunks_mut().0
 }
 
 /// The index of a row's first pair in that memory; the others follow [`BLOCK_ROWS`] further on each.
-pub(super) const fn offset(row: usize) -> usize {
+pub const fn offset(row: usize) -> usize {
     row / BLOCK_ROWS * (BLOCK_ROWS * BLOCK_PAIRS) + row % BLOCK_ROWS
 }
 
 /// The pair that a row has.
-pub(super) fn pair_of(p: &PTile, pair: usize, row: usize) -> u32 {
+pub fn pair_of(p: &PTile, pair: usize, row: usize) -> u32 {
     blocks(p)[row / BLOCK_ROWS][pair][row % BLOCK_ROWS]
 }
 
 /// [`RoundPairs`] with the processor's own conversion and dots, stored in blocks.
 #[derive(Clone, Copy)]
-pub(super) struct Blocked(pub Dots);
+pub struct Blocked(pub Dots);
 
 impl RoundPairs<Zmm> for Blocked {
     #[inline(always)]

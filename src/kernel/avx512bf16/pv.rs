@@ -2,17 +2,23 @@
 //!
 //! V has to be interleaved by pairs of keys. The first rows' tile does it on its way: the dots of six rows hide
 //! what reading and writing a strip costs. L1d keeps the packed strip (24 KiB) while all rows pass over it.
+#![allow(unsafe_code, reason = "pointer loads and stores")]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "counted loops unroll early, so that accumulators become registers"
+)]
 
-use super::*;
-use crate::tile::PTile;
+use super::common::*;
+use super::p;
+use crate::kernel::zmm;
 
 /// Vectors across a strip's columns.
 const VECTORS: usize = STRIP / LANES;
 /// Rows of a register tile, at most.
-pub(super) const TILE_ROWS: usize = 6;
+pub const TILE_ROWS: usize = 6;
 
 /// Rows of the next tile of those that remain: the last two tiles are alike.
-pub(super) const fn tile_rows(remaining: usize) -> usize {
+pub const fn tile_rows(remaining: usize) -> usize {
     match remaining {
         0..=TILE_ROWS => remaining,
         7 | 8 => 4,
@@ -26,7 +32,7 @@ type Acc<const ROWS: usize> = [[__m512; VECTORS]; ROWS];
 
 /// [`Kernel::pv`]. Returns the strips that it skipped.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub(super) fn pv<const D_V: usize>(
+pub fn pv<const D_V: usize>(
     zmm: Zmm,
     call: &Pv<'_>,
     p: &[&L0a],
@@ -62,7 +68,7 @@ pub(super) fn pv<const D_V: usize>(
 }
 
 /// Values, and zeros where a pair has no second key.
-pub(super) fn padded<'v, const D_V: usize>(values: &Rows<'v>) -> [&'v [bf16; D_V]; BLOCK_KEYS] {
+pub fn padded<'v, const D_V: usize>(values: &Rows<'v>) -> [&'v [bf16; D_V]; BLOCK_KEYS] {
     static ZEROS: [bf16; MAX_D_V] = [bf16::ZERO; _];
     let mut rows: [&[bf16; D_V]; BLOCK_KEYS] = [&ZEROS.as_chunks().0[0]; _];
     for (row, value) in rows.iter_mut().zip(values.as_slice()) {
@@ -184,7 +190,7 @@ impl<'a> StripTile<'a> {
 /// Rescales rows of O from `row` on, where a reference moved; without increments O begins.
 #[inline]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub(super) fn rescale(
+pub fn rescale(
     zmm: Zmm,
     increment: Option<&[i32; PANEL_ROWS]>,
     row: usize,
@@ -205,7 +211,7 @@ pub(super) fn rescale(
 /// and the tile before has as many stores as this one has accumulators.
 #[inline]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub(super) fn add_to(o: &mut [f32; LANES], before: bool, acc: __m512, weight: f32) {
+pub fn add_to(o: &mut [f32; LANES], before: bool, acc: __m512, weight: f32) {
     let lanes = if before { __mmask16::MAX } else { 0 };
     // SAFETY: 16 f32 are 64 bytes; no alignment needed.
     let o_before = unsafe { _mm512_maskz_loadu_ps(lanes, o.as_ptr()) };

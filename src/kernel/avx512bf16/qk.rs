@@ -3,10 +3,15 @@
 //! C1 walks the query's width in chunks of 96 (the paper's baseK): the panel's chunk is 12 KiB and stays in
 //! L1d while all keys of the block pass over it, and sums of 96 products round less than sums of 576.
 //! Tiles end a few keys at a time (`docs/experiments.md`, C1).
+#![allow(unsafe_code, reason = "pointer loads and stores")]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "counted loops unroll early, so that accumulators become registers"
+)]
 
-use super::*;
-use crate::kernel::prefetch::{Hint, Spread};
-use crate::kernel::softmax::Maxima;
+use super::common::*;
+use crate::kernel::advance::Maxima;
+use crate::kernel::prefetch::Spread;
 use crate::tile::ascend;
 
 /// Feature pairs of one visit to the Q panel.
@@ -15,7 +20,7 @@ const PAIRS_K: usize = ascend::BASE_K / 2;
 /// [`Kernel::qk`] in register tiles of `KEYS` keys x `VECS` vectors of rows: all keys of the block over one chunk of the
 /// Q panel, then over the next. The width is no constant, as that would gain nothing.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub(super) fn qk<const KEYS: usize, const VECS: usize, const GROUP: usize>(
+pub fn qk<const KEYS: usize, const VECS: usize, const GROUP: usize>(
     zmm: Zmm,
     call: &Qk<'_>,
     q: &[[u32; PANEL_ROWS]],

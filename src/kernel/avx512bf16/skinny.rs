@@ -10,17 +10,23 @@
 //! costs two shuffles, where rows or keys in the lanes would leave lanes idle or
 //! cost 72 shuffles per key to transpose it. C2 interleaves two keys by halves
 //! of 128 bits on their way into the dot, and O's columns alike.
+#![allow(unsafe_code, reason = "pointer loads and stores")]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "counted loops unroll early, so that accumulators become registers"
+)]
 
+use super::common::*;
+use super::p;
 use super::pv::{TILE_ROWS, add_to, padded, rescale, tile_rows};
-use super::*;
-use crate::kernel::prefetch::{Hint, Spread};
+use crate::kernel::prefetch::Spread;
 use crate::kernel::scalar;
 
 /// Up to this many rows C1 here beats that for panels, whose tiles take a load for every dot with one vector of
 /// rows, and idle lanes otherwise. With more Q leaves L1d.
-pub(super) const C1_ROWS: usize = 28;
+pub const C1_ROWS: usize = 28;
 /// Up to this many rows C2 here beats that for panels: with more it pays to interleave V once for all tiles.
-pub(super) const C2_ROWS: usize = p::BLOCK_ROWS;
+pub const C2_ROWS: usize = p::BLOCK_ROWS;
 
 /// Dots of one query row.
 const fn vectors(d_qk: usize) -> usize {
@@ -29,7 +35,7 @@ const fn vectors(d_qk: usize) -> usize {
 
 /// Packs Q for C1 here: row-major, from the panel's start.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub(super) fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
+pub fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
     let sign = _mm512_set1_epi32(if negate { 0x8000_8000_u32 } else { 0 }.cast_signed());
     let out = panel.0.as_flattened_mut().as_chunks_mut().0;
     for (row, out) in rows.iter().zip(out.chunks_mut(vectors(D_QK))) {
@@ -44,7 +50,7 @@ const KEYS: usize = 4;
 
 /// C1 of up to [`C1_ROWS`] rows: all rows over a group of keys, then over the next.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub(super) fn qk<const D_QK: usize>(kernel: Avx512Bf16, call: &Qk<'_>, q: &QPanel, s: &mut STile) {
+pub fn qk<const D_QK: usize>(kernel: Avx512Bf16, call: &Qk<'_>, q: &QPanel, s: &mut STile) {
     let (keys, rows) = (call.keys.as_slice(), call.rows);
     let groups = keys.len().div_ceil(KEYS);
     // As many tiles as `KeyTile::next` makes of the rows.
@@ -152,18 +158,13 @@ impl<const D_QK: usize> KeyTile<'_, D_QK> {
 }
 
 /// Columns that two vectors of O hold: those of one vector of V.
-pub(super) const PIECE: usize = 2 * LANES;
+pub const PIECE: usize = 2 * LANES;
 /// Pieces of a strip.
-pub(super) const PIECES: usize = STRIP / PIECE;
+pub const PIECES: usize = STRIP / PIECE;
 
 /// C2 of up to [`C2_ROWS`] rows: [`Kernel::pv`]. Returns the strips that it skipped.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub(super) fn pv<const D_V: usize>(
-    kernel: Avx512Bf16,
-    call: &Pv<'_>,
-    p: &L0a,
-    o: &mut [ORow],
-) -> Strips {
+pub fn pv<const D_V: usize>(kernel: Avx512Bf16, call: &Pv<'_>, p: &L0a, o: &mut [ORow]) -> Strips {
     let rows = padded::<D_V>(call.values);
     let pairs = call.keys.div_ceil(2);
     let low = match call.precision {
@@ -329,7 +330,7 @@ fn in_halves([a, b]: [__m512; 2]) -> [__m512; 2] {
 
 /// [`Kernel::permute`] of fused groups: [`Columns::Own`] is the order in which V's halves interleave.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub(super) fn permute(o: &mut [ORow], to: Columns) {
+pub fn permute(o: &mut [ORow], to: Columns) {
     for o in o
         .iter_mut()
         .flat_map(|row| row.as_chunks_mut().0.as_chunks_mut::<2>().0)
@@ -363,7 +364,7 @@ fn finite<const ROWS: usize>(acc: &Acc<ROWS>) -> bool {
 /// Both values are valid for reads of the strip's columns.
 #[inline]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub(super) unsafe fn interleaved(pair: &[*const bf16; 2], strip: usize) -> [[__m512i; 2]; PIECES] {
+pub unsafe fn interleaved(pair: &[*const bf16; 2], strip: usize) -> [[__m512i; 2]; PIECES] {
     let mut v = [[_mm512_setzero_si512(); 2]; PIECES];
     for i in 0..PIECES {
         // SAFETY: the caller's promise; pieces are the strip's.
@@ -378,10 +379,7 @@ pub(super) unsafe fn interleaved(pair: &[*const bf16; 2], strip: usize) -> [[__m
 /// Both values are valid for reads of its columns.
 #[inline]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub(super) unsafe fn interleaved_piece(
-    [even, odd]: &[*const bf16; 2],
-    column: usize,
-) -> [__m512i; 2] {
+pub unsafe fn interleaved_piece([even, odd]: &[*const bf16; 2], column: usize) -> [__m512i; 2] {
     // SAFETY: the caller's promise; a piece is 64 bytes, and the loads need no alignment.
     let (even, odd) = unsafe {
         (
@@ -393,4 +391,21 @@ pub(super) unsafe fn interleaved_piece(
         _mm512_unpacklo_epi16(even, odd),
         _mm512_unpackhi_epi16(even, odd),
     ]
+}
+
+/// A piece of a row of O.
+#[inline]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+pub fn read(o: &[f32; STRIP], piece: usize) -> [__m512; 2] {
+    let o: &[_; 2] = &o.as_chunks().0.as_chunks().0[piece];
+    o.map(|o| load(&o))
+}
+
+#[inline]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+pub fn write(o: &mut [f32; STRIP], piece: usize, acc: [__m512; 2]) {
+    let o: &mut [_; 2] = &mut o.as_chunks_mut().0.as_chunks_mut().0[piece];
+    for i in 0..2 {
+        store(&mut o[i], acc[i]);
+    }
 }

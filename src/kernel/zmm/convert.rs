@@ -1,11 +1,22 @@
 //! Rows as they are stored, rounded to BF16: 32 columns at a time through FP32. As in
 //! the dots, subnormal numbers become zero where the processor's own conversion rounds.
+#![allow(unsafe_code, reason = "pointer loads, and feature-gated calls")]
 
-use super::*;
+use half::bf16;
+
+use super::vectors::{LANES, Zmm};
 use crate::format::{self, Row, Scales};
+use crate::kernel::arch::*;
+use crate::kernel::simd::Simd;
 
 /// Columns of one step: a vector of BF16.
 const STEP: usize = 2 * LANES;
+
+/// [`convert`], rounding by integer additions.
+#[inline(always)]
+pub fn convert_row(zmm: Zmm, row: &Row<'_>, out: &mut [bf16]) {
+    convert(zmm, zmm, row, out);
+}
 
 /// How FP32 becomes BF16.
 pub trait Round: Copy {

@@ -1,7 +1,14 @@
 //! BF16 among the vectors of AVX-512, for the backends that have the processor's own conversion and dots.
+#![allow(unsafe_code, reason = "pointer loads, and feature-gated calls")]
 
-use super::convert::Round;
-use super::*;
+use half::bf16;
+
+use super::convert::{self, Round};
+use super::pack::load_words;
+use super::vectors::{LANES, Zmm};
+use crate::format::Row;
+use crate::kernel::arch::*;
+use crate::kernel::detect;
 use crate::kernel::softmax::RoundPairs;
 
 /// Proof that the processor has AVX-512 F, BW, DQ, VL and BF16.

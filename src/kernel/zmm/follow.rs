@@ -1,9 +1,14 @@
-//! [`softmax::advance`], 16 rows at once: in exact mode, and in the other where no reference moves, as after most blocks.
+//! [`advance`], 16 rows at once: in exact mode, and in the other where no reference moves, as after most blocks.
+#![allow(unsafe_code, reason = "stores, and feature-gated calls")]
 
-use super::*;
+use super::vectors::{LANES, Zmm};
 use crate::bits::HEADROOM;
-use crate::kernel::softmax;
+use crate::kernel::advance::{Advance, Bases, Maxima, advance};
+use crate::kernel::arch::*;
+use crate::kernel::call::Softmax;
+use crate::kernel::simd::Simd;
 use crate::problem::Rescale;
+use crate::tile::{PANEL_ROWS, RowState};
 
 /// Scores from which on FP32 has no fraction left in log2 units, nor the vectors here.
 const FAR: f32 = 4_194_304.0;
@@ -89,13 +94,27 @@ fn one_by_one(
     zmm.store(score, &mut max.as_chunks_mut().0[v]);
     let mut bases = Bases::NONE;
     let rows = v * LANES..call.rows.min((v + 1) * LANES);
-    softmax::advance(call, rows, &max, state, increment, &mut bases);
+    advance(call, rows, &max, state, increment, &mut bases);
     [bases.max, bases.offset].map(|base| zmm.load(&base.as_chunks().0[v]))
+}
+
+impl Advance for Zmm {
+    #[inline(always)]
+    fn advance(
+        self,
+        call: &Softmax<'_>,
+        max: &Maxima,
+        state: &mut RowState,
+        increment: &mut [i32; PANEL_ROWS],
+    ) -> Bases {
+        // SAFETY: the token proves the features.
+        unsafe { panel(self, call, max, state, increment) }
+    }
 }
 
 /// [`follow`] of a panel.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
-pub fn panel(
+fn panel(
     zmm: Zmm,
     call: &Softmax<'_>,
     max: &Maxima,
@@ -209,7 +228,7 @@ mod tests {
                         }
                         let (mut want_state, mut want) = (state, Bases::NONE);
                         let mut want_increment = increment;
-                        softmax::advance(
+                        advance(
                             &call,
                             0..call.rows,
                             &scores,

@@ -3,8 +3,9 @@
 use half::bf16;
 
 use super::softmax_rows::KEYS;
+use crate::kernel::call::{FUSED_KEYS, FusedBlock};
+use crate::kernel::memory::pointers;
 use crate::kernel::prefetch::LINE;
-use crate::kernel::{FUSED_KEYS, FusedBlock, pointers};
 use crate::tile::{MAX_D_QK, MAX_D_V, STRIP};
 
 /// How wide keys and values are. As numbers that the compiler doesn't see they cost some instructions with each key, as

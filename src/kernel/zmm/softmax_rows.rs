@@ -1,11 +1,18 @@
 //! V1 of a step of a fused kernel ([`Kernel::fused`](super::super::Kernel::fused)), with 16 of a row's keys in the lanes of
 //! each vector.
+#![allow(unsafe_code, reason = "loads by way of pointers to rows")]
 
-use super::*;
+use half::bf16;
+
+use super::follow;
+use super::vectors::{LANES, Zmm};
 use crate::bits::Increment;
-use crate::kernel::{FUSED_MULTIPLE, Softmax, scalar, simd};
+use crate::kernel::arch::*;
+use crate::kernel::call::{FUSED_MULTIPLE, Softmax};
+use crate::kernel::scalar;
+use crate::kernel::simd::{self, Simd};
 use crate::problem::Rescale;
-use crate::tile::RowState;
+use crate::tile::{PANEL_ROWS, RowState, STRIP};
 
 /// The largest group: V1's results have a lane for each row.
 pub const ROWS: usize = LANES;
@@ -209,7 +216,7 @@ fn quarter([a, b, c, d]: [f32; 4]) -> __m128 {
     _mm_setr_ps(a, b, c, d)
 }
 
-/// [`crate::kernel::softmax::Bases`] of a fused group's rows.
+/// [`crate::kernel::advance::Bases`] of a fused group's rows.
 pub struct Bases {
     pub max: [f32; LANES],
     pub offset: [f32; LANES],

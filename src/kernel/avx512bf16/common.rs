@@ -1,0 +1,62 @@
+//! The token, loads and stores, and the names that all kernels here use.
+
+pub use half::bf16;
+
+pub use crate::kernel::arch::*;
+pub use crate::kernel::call::{
+    Columns, FUSED_KEYS, FusedBlock, FusedEnd, Pv, Qk, Rows, Skipped, Softmax, Strips,
+};
+use crate::kernel::detect;
+pub use crate::kernel::prefetch::{Core, Hint, LINE};
+pub use crate::kernel::simd::Simd;
+pub use crate::kernel::zmm::dots::{Dots, as_pairs, from_pairs, load_pairs};
+pub use crate::kernel::zmm::{LANES, NOT_FINITE, Zmm, load_row, store_pairs};
+pub use crate::problem::{Precision, Rescale};
+pub use crate::tile::{
+    BLOCK_KEYS, BLOCK_PAIRS, L0a, L0b, MAX_D_V, ORow, PANEL_ROWS, PTile, QPanel, Residuals,
+    RowState, STRIP, STile,
+};
+
+/// Proof that the processor has AVX-512 F, BW, DQ, VL and BF16.
+#[derive(Clone, Copy)]
+pub struct Avx512Bf16 {
+    pub zmm: Zmm,
+    pub dots: Dots,
+    pub core: Core,
+}
+
+impl Avx512Bf16 {
+    /// The token, if the processor qualifies.
+    pub fn new() -> Option<Self> {
+        Some(Self {
+            zmm: Zmm::new()?,
+            dots: Dots::new()?,
+            core: detect::core(),
+        })
+    }
+
+    /// The same as on another kind of core.
+    #[cfg(test)]
+    pub fn on(core: Core) -> Option<Self> {
+        Self::new().map(|kernel| Self { core, ..kernel })
+    }
+
+    /// Whether the core does two dots a cycle, which needs 12 or more that don't wait for each other.
+    pub fn two_dots(self) -> bool {
+        self.core == Core::Zen5
+    }
+}
+
+#[inline]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+pub fn load(x: &[f32; LANES]) -> __m512 {
+    // SAFETY: 16 f32 are 64 bytes; no alignment needed.
+    unsafe { _mm512_loadu_ps(x.as_ptr()) }
+}
+
+#[inline]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+pub fn store(to: &mut [f32; LANES], x: __m512) {
+    // SAFETY: 16 f32 are 64 bytes; no alignment needed.
+    unsafe { _mm512_storeu_ps(to.as_mut_ptr(), x) }
+}

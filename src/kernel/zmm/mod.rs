@@ -1,0 +1,15 @@
+//! What the backends with AVX-512 share: vectors, packing, conversion, V1 of the fused kernels.
+
+pub mod convert;
+pub mod dots;
+mod follow;
+pub mod fused_rows;
+mod pack;
+pub mod softmax_rows;
+mod vectors;
+
+pub use convert::convert_row;
+pub use pack::{
+    Interleaved, interleave_indices, load_row, pack_q, store_pairs, transpose, transpose_q,
+};
+pub use vectors::{LANES, NOT_FINITE, Zmm};
