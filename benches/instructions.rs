@@ -70,14 +70,6 @@ fn pack_q(mut s: Stages<'static>) -> Stages<'static> {
 #[library_benchmark]
 #[bench::portable(exact(PORTABLE))]
 #[bench::avx2(exact(AVX2))]
-fn pack_v(mut s: Stages<'static>) -> Stages<'static> {
-    s.pack_v();
-    s
-}
-
-#[library_benchmark]
-#[bench::portable(exact(PORTABLE))]
-#[bench::avx2(exact(AVX2))]
 fn qk(mut s: Stages<'static>) -> Stages<'static> {
     s.qk();
     s
@@ -104,16 +96,18 @@ fn softmax(mut s: Stages<'static>, reference: Reference) -> Stages<'static> {
 }
 
 #[library_benchmark]
-#[bench::portable_first(exact(PORTABLE), Before::Overwrite)]
-#[bench::avx2_first(exact(AVX2), Before::Overwrite)]
-#[bench::portable_nothing(exact(PORTABLE), Before::Nothing)]
-#[bench::avx2_nothing(exact(AVX2), Before::Nothing)]
-#[bench::portable_rescale(exact(PORTABLE), Before::Rescale)]
-#[bench::avx2_rescale(exact(AVX2), Before::Rescale)]
-#[bench::portable_bf16x2_nothing(exact_x2(PORTABLE), Before::Nothing)]
-#[bench::avx2_bf16x2_nothing(exact_x2(AVX2), Before::Nothing)]
-fn pv(mut s: Stages<'static>, before: Before) -> Stages<'static> {
-    s.pv(before);
+#[bench::portable_first(exact(PORTABLE), 1, Before::Overwrite)]
+#[bench::avx2_first(exact(AVX2), 1, Before::Overwrite)]
+#[bench::portable_nothing(exact(PORTABLE), 1, Before::Nothing)]
+#[bench::avx2_nothing(exact(AVX2), 1, Before::Nothing)]
+#[bench::portable_rescale(exact(PORTABLE), 1, Before::Rescale)]
+#[bench::avx2_rescale(exact(AVX2), 1, Before::Rescale)]
+#[bench::portable_bf16x2_nothing(exact_x2(PORTABLE), 1, Before::Nothing)]
+#[bench::avx2_bf16x2_nothing(exact_x2(AVX2), 1, Before::Nothing)]
+#[bench::portable_panels(exact(PORTABLE), stages::PANELS, Before::Nothing)]
+#[bench::avx2_panels(exact(AVX2), stages::PANELS, Before::Nothing)]
+fn pv(mut s: Stages<'static>, panels: usize, before: Before) -> Stages<'static> {
+    s.pv(panels, before);
     s
 }
 
@@ -127,7 +121,7 @@ fn rescale(mut s: Stages<'static>) -> Stages<'static> {
 
 library_benchmark_group!(
     name = stage;
-    benchmarks = pack_q, pack_v, qk, softmax, pv, rescale
+    benchmarks = pack_q, qk, softmax, pv, rescale
 );
 
 type Decode = (

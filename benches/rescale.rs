@@ -329,40 +329,40 @@ fn kernel(criterion: &mut Criterion) {
         };
         let mut workspace = bytemuck::zeroed_box::<Workspace>();
         let mut s = Stages::new(options, &mut workspace, q, kv);
-        let Work::Flop(flop) = s.pv_as_it_lies(1, Before::Overwrite) else {
+        let Work::Flop(flop) = s.pv(1, Before::Overwrite) else {
             unreachable!("C2 is a matrix product");
         };
         let variants: Vec<Variant<'_, Stages<'_>>> = vec![
             (
                 "nothing changed, skipped".into(),
                 Box::new(|s| {
-                    s.pv_as_it_lies(1, Before::Nothing);
+                    s.pv(1, Before::Nothing);
                 }),
             ),
             (
                 "every row, integer add, tile by tile".into(),
                 Box::new(|s| {
-                    s.pv_as_it_lies(1, Before::Rescale);
+                    s.pv(1, Before::Rescale);
                 }),
             ),
             (
                 "every row, integer add as a pass".into(),
                 Box::new(|s| {
                     s.rescale(-1);
-                    s.pv_as_it_lies(1, Before::Nothing);
+                    s.pv(1, Before::Nothing);
                 }),
             ),
             (
                 "every row, multiply as a pass".into(),
                 Box::new(|s| {
                     s.multiply(-1);
-                    s.pv_as_it_lies(1, Before::Nothing);
+                    s.pv(1, Before::Nothing);
                 }),
             ),
             (
                 "first block: no O".into(),
                 Box::new(|s| {
-                    s.pv_as_it_lies(1, Before::Overwrite);
+                    s.pv(1, Before::Overwrite);
                 }),
             ),
         ];

@@ -37,7 +37,6 @@ fn all(criterion: &mut Criterion) {
         let mut s = Stages::new(options, &mut workspace, q, kv);
         let mut group = criterion.benchmark_group(backend.id().name());
         stage(&mut group, "pack_q", &mut s, Stages::pack_q);
-        stage(&mut group, "pack_v", &mut s, Stages::pack_v);
         stage(&mut group, "qk", &mut s, Stages::qk);
         for (rescale, precision) in [
             (Rescale::Exact, Precision::Bf16),
@@ -70,21 +69,13 @@ fn all(criterion: &mut Criterion) {
         });
         s.spread_scores(4.0);
         for (name, run) in [
-            ("pv/first block", (|s| s.pv(Before::Overwrite)) as Stage),
-            ("pv/nothing to rescale", |s| s.pv(Before::Nothing)),
-            ("pv/every row rescaled", |s| s.pv(Before::Rescale)),
-            ("pv, V in place/first block", |s| {
-                s.pv_as_it_lies(1, Before::Overwrite)
+            ("pv/first block", (|s| s.pv(1, Before::Overwrite)) as Stage),
+            ("pv/nothing to rescale", |s| s.pv(1, Before::Nothing)),
+            ("pv/every row rescaled", |s| s.pv(1, Before::Rescale)),
+            ("pv/two panels", |s| {
+                s.pv(stages::PANELS.min(2), Before::Nothing)
             }),
-            ("pv, V in place/nothing to rescale", |s| {
-                s.pv_as_it_lies(1, Before::Nothing)
-            }),
-            ("pv, V in place/every row rescaled", |s| {
-                s.pv_as_it_lies(1, Before::Rescale)
-            }),
-            ("pv, V in place/two panels", |s| {
-                s.pv_as_it_lies(stages::TOGETHER, Before::Nothing)
-            }),
+            ("pv/all panels", |s| s.pv(stages::PANELS, Before::Nothing)),
         ] {
             stage(&mut group, name, &mut s, run);
         }
@@ -92,7 +83,9 @@ fn all(criterion: &mut Criterion) {
             precision: Precision::Bf16x2,
             ..options
         });
-        stage(&mut group, "pv/Bf16x2", &mut s, |s| s.pv(Before::Nothing));
+        stage(&mut group, "pv/Bf16x2", &mut s, |s| {
+            s.pv(1, Before::Nothing)
+        });
         // Up and down in turn, so that O stays what it is.
         stage(&mut group, "rescale, twice", &mut s, |s| {
             let (Work::Flop(up) | Work::Elements(up)) = s.rescale(1);

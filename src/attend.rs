@@ -249,15 +249,18 @@ fn run_cycles<K: Kernel, const D_QK: usize, const D_V: usize>(
             }),
         };
         let skipped = kernel.cycle::<D_QK, D_V>(&stages, task.tiles, task.partial.o);
-        for panel in 0..if skipped == Skipped::NONE { 0 } else { panels } {
-            let block = c2.unwrap_or(0) / panels;
+        if skipped == Skipped::NONE {
+            continue;
+        }
+        let block = c2.unwrap_or(0) / panels;
+        for (panel, &p) in p.iter().enumerate().take(panels) {
             let fallback = Fallback {
                 group,
                 rows: group.panel_rows(panel),
                 keys: group.block(block),
                 mask: group.mask(panel, &group.block(block), &mut mask),
                 precision: options.precision,
-                p: &task.tiles.l0a[p[panel]],
+                p: &task.tiles.l0a[p],
                 first: block == 0,
                 fused: false,
                 skipped,
@@ -403,39 +406,4 @@ fn run_fused<K: Kernel, const D_QK: usize, const D_V: usize>(kernel: K, task: &m
 }
 
 #[cfg(test)]
-mod tests {
-    extern crate std;
-
-    use super::*;
-
-    /// No result tells which memory the stages use.
-    #[test]
-    fn tiles_of_stages_in_flight_differ() {
-        for panels in 1..=PANELS {
-            for (preload, scores) in [(0, 1), (2, 2)] {
-                let of = Slots { panels, preload };
-                let items = 4 * panels;
-                for cycle in cycles(items, preload) {
-                    let Cycle { c1, v1, c2 } = cycle;
-                    if let (Some(c1), Some(v1)) = (c1, v1) {
-                        assert_eq!(of.s(c1) == of.s(v1), c1 == v1);
-                        assert!(of.s(c1) < scores);
-                    }
-                    let last = c2.filter(|i| i % panels + 1 == panels);
-                    let Some(last) = last else { continue };
-                    let p = &of.p_of_panels(Some(last))[..panels];
-                    assert_eq!(
-                        p,
-                        (last + 1 - panels..=last)
-                            .map(|i| of.p(i))
-                            .collect::<std::vec::Vec<_>>()
-                    );
-                    // V1 may fill the next P while C2 reads these.
-                    if let Some(v1) = v1.filter(|&v1| v1 > last) {
-                        assert!(!p.contains(&of.p(v1)));
-                    }
-                }
-            }
-        }
-    }
-}
+mod tests;

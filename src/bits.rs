@@ -7,9 +7,9 @@
 //! remark after the lemma extends it to other formats; here they are FP64, BF16 and FP16.
 //!
 //! Outside the lemma's premise the bare addition carries into the sign or turns a zero into a
-//! number, and the outputs of attention do go there: a masked or padded column of V is exactly
-//! zero. [`as_printed_f32`] shows what then happens. The other functions are total. With `e`
-//! exponent bits, `m` mantissa bits and `T = 2^e - 1`, the all-ones exponent:
+//! number. Outputs of attention do get there: a masked or padded column of V is exactly zero.
+//! [`as_printed_f32`] shows the effect. The other functions are total. With `e` exponent bits, `m`
+//! mantissa bits and `T = 2^e - 1`, the all-ones exponent:
 //!
 //! | operand | condition | result |
 //! |---|---|---|
@@ -19,10 +19,10 @@
 //! | zero or subnormal | any `n`, 0 included | zero of its sign |
 //! | infinity or NaN | any `n` | itself, bit for bit |
 //!
-//! Subnormals are zeros coming in (DAZ) and going out (FTZ), as the BF16 dot instructions of x86-64
-//! have it. No result is ever rounded, so multiplying by `2^a` and then by `2^b` is multiplying by
-//! `2^(a + b)` whenever the first result is normal, and always when `a` and `b` have the same sign:
-//! AMLA's rescales, all by `n <= 0`, may be merged.
+//! Subnormal operands (DAZ) and results (FTZ) are zeros, as in the BF16 dot instructions of x86-64.
+//! No result is ever rounded. So multiplying by `2^a` and then by `2^b` is multiplying by `2^(a + b)`
+//! whenever the first result is normal, and always when `a` and `b` have the same sign. AMLA's
+//! rescales, all by `n <= 0`, may be merged.
 //!
 //! The error compensation of the paper's appendix is a small addition to the same integer; see
 //! [`Increment`].
@@ -203,8 +203,8 @@ impl Increment {
 /// must take the next block's. With the printed quotient the error is added a second time instead
 /// of removed.
 ///
-/// It is computed as `1.5 (c - c_prev) / c_prev`: the difference is exact for scales this close, so
-/// the result is good to FP32's relative precision, where the printed form cancels. The 1.5 is the
+/// It is computed as `1.5 (c - c_prev) / c_prev`. The difference is exact for scales this close, so
+/// the result has FP32's relative precision; the printed form cancels. The 1.5 is the
 /// middle of the mantissa's range; see [`Increment::compensated`] for what it leaves. Without a
 /// finite answer (`c_prev` zero, say) the result isn't finite either, and
 /// [`Increment::compensated`] copes.
@@ -249,8 +249,8 @@ pub fn mul_pow2_f32_slice(xs: &mut [f32], n: i32) {
 /// Adds an increment to the bits of `x`, by the [module](self)'s rule for its magnitude (Algorithm
 /// 2, lines 14 and 15, made total).
 ///
-/// A normal result is exactly the printed sum; one below the smallest normal number is a zero and
-/// one above the largest an infinity, both of the sign of `x`. For [`Increment::pow2`] this is
+/// A normal result is exactly the printed sum. One below the smallest normal number is a zero, one
+/// above the largest an infinity, both of the sign of `x`. For [`Increment::pow2`] this is
 /// [`mul_pow2_f32`].
 ///
 /// ```

@@ -278,8 +278,7 @@ pub enum Error {
         /// The alignment needed, in bytes.
         align: usize,
     },
-    /// The processor lacks what this backend needs, or the backend belongs to
-    /// another architecture, or the process may not use what it needs
+    /// The processor lacks the backend's instructions, or the process may not use them
     /// ([`Backend::permit_amx`](crate::Backend::permit_amx)).
     BackendUnavailable {
         /// The name of the requested backend.

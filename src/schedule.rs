@@ -7,14 +7,15 @@
 //!
 //! The paper counts from 1, this module from 0. The paper uses `k` for two things: Theorem `thm:existence_pipeline` has
 //! `m = n - k`, while its proof lets `k` minimise the partial sum `F(k)` and then takes `m = k`. So the theorem's `k` is
-//! `n` minus the proof's `k` (modulo `n`). We take `m`, the proof's `k`. Inequality `eq:reformulated_ineq` then says that
-//! `V_m` fits beside `C_{m+1}`, `V_m + V_{m-1}` beside `C_{m+1} + C_m`, and so on: the cycle ends with `C_{m+1}`, opens
-//! with `C_{m+2}`, and meets `C_j -> V_j` for every pair but `m + 1`. The appendix's three permutations for n = 3 are
-//! `m = 2, 3, 1`, in the order in which it lists them.
+//! `n` minus the proof's `k` (modulo `n`). We take `m`, the proof's `k`.
+//!
+//! Inequality `eq:reformulated_ineq` then says that `V_m` fits beside `C_{m+1}`, `V_m + V_{m-1}` beside `C_{m+1} + C_m`,
+//! and so on. The cycle ends with `C_{m+1}`, opens with `C_{m+2}`, and meets `C_j -> V_j` for every pair but `m + 1`. The
+//! appendix's three permutations for n = 3 are `m = 2, 3, 1`, in the order in which it lists them.
 //!
 //! # Which dependencies
 //!
-//! The paper calls the internal dependencies "V -> C" in its prose and in `thm:preload_tight_bound`; its example and its
+//! The paper calls the internal dependencies "V -> C" in its prose and in `thm:preload_tight_bound`. Its example and
 //! inequalities are about `C_j -> V_j`, and so is this module.
 
 use core::fmt;
@@ -303,9 +304,8 @@ pub enum Bound {
 ///   iff the first j Cube stages take no longer than the first j Vector stages:
 ///   `a_{m+1} + a_{m+2} + ... + a_{m+j} >= 0`, which is `F(m+j) >= F(m)`, with `F(l+n) = F(l) + F(n)` and `F(n) >= 0`.
 ///
-/// The paper leaves the second case to "reversing roles and inequalities". Time has to be reversed too: the chain
-/// backwards, `V_n -> C_n -> ... -> V_1 -> C_1`, has the shape of the first case with Vector in the role of Cube. Roles
-/// alone would give `V_j -> C_{j+1}`, of which the chain has n - 1 and the ring n, so one of those found may not exist.
+/// The paper leaves the second case to "reversing roles and inequalities". Time has to be reversed too. The chain
+/// backwards is `V_n -> C_n -> ... -> V_1 -> C_1`, the first case with Vector in the role of Cube. Roles alone would give `V_j -> C_{j+1}`, of which the chain has n - 1 and the ring n, so one of those found may not exist.
 ///
 /// Sums are exact for every input: a slice has fewer than 2^61 elements, so they stay below 2^125.
 ///
@@ -375,8 +375,8 @@ impl Rotation<'_> {
         (self.external + 1) % self.pairs()
     }
 
-    /// The one pair whose C_j -> V_j isn't promised inside a cycle, `m + 1` in the paper's count from 1: its Cube stage
-    /// closes the cycle and its Vector stage opens the next one.
+    /// The one pair whose C_j -> V_j isn't promised inside a cycle, `m + 1` in the paper's count from 1. Its Cube stage
+    /// ends the cycle and its Vector stage begins the next one.
     pub const fn external(&self) -> usize {
         self.external
     }
@@ -456,8 +456,8 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// The ticks from the end of the Cube stage to the start of the Vector stage, or `None` if the Vector stage starts
-    /// earlier and so works on a result of the cycle before; `Some` for every internal dependency (`eq:compound_ineq`).
+    /// The ticks from the end of the Cube stage to the start of the Vector stage; `Some` for every internal dependency
+    /// (`eq:compound_ineq`). `None` if the Vector stage starts earlier, on a result of the cycle before.
     pub const fn slack(&self) -> Option<u128> {
         self.vector.start.checked_sub(self.cube.end)
     }

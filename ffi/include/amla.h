@@ -250,18 +250,18 @@ struct amla_call {
     // Absorbed queries, [b, s_q, h_q, d_qk]; the first d_v columns of them if q_rope has the
     // others.
     const struct amla_tensor *q;
-    // The queries' rotary part, [b, s_q, h_q, d_qk - d_v], if it lies apart.
+    // The queries' rotary part, [b, s_q, h_q, d_qk - d_v], where it is a tensor of its own.
     const struct amla_tensor *q_rope;
     // The cache, [b, s_k, h_kv, d_qk]; the first d_v columns of it if k_rope has the others.
     // Unless v is given, its first d_v columns are the values.
     const struct amla_tensor *kv;
-    // The keys' rotary part, [b, s_k, h_kv, d_qk - d_v], if it lies apart.
+    // The keys' rotary part, [b, s_k, h_kv, d_qk - d_v], where it is a tensor of its own.
     const struct amla_tensor *k_rope;
-    // Values apart from the keys, [b, s_k, h_kv, d_v].
+    // Separate values, [b, s_k, h_kv, d_v].
     const struct amla_tensor *v;
     // Ragged queries: where each request's begin in q, [b + 1]; request i has
-    // q_indptr[i + 1] - q_indptr[i] positions, at most s_q. Tokens before the first are
-    // nobody's: their outputs are left as they were.
+    // q_indptr[i + 1] - q_indptr[i] positions, at most s_q. Outputs of tokens before the first
+    // request's are not written.
     const int32_t *q_indptr;
     // b + 1; 0 if null.
     size_t q_indptr_len;
@@ -303,8 +303,8 @@ struct amla_call {
     const struct amla_indices *sparse;
     // A second cache; with sparse only.
     const struct amla_extra *extra;
-    // Attention sink of each query head, [h_q]: a natural logarithm of what is added to the
-    // sum of exponentials that O is divided by. lse doesn't hold it.
+    // Attention sink of each query head, [h_q]: the natural logarithm of another term in the sum
+    // that O is divided by. lse doesn't include it.
     const float *sink;
     // h_q; 0 if null.
     size_t sink_len;
@@ -336,10 +336,10 @@ struct amla_error_detail {
     // What was given where it is a floating-point number.
     double number;
     // The argument at fault, as it is spelt in amla_call, amla_output or the function; behind a
-    // dot the field of what it points to. What AMLA_CAUSAL asks for is "causal", extra's parts are
-    // "extra_kv", "extra_indices" and "extra_topk_length".
+    // dot the field of what it points to. AMLA_CAUSAL is "causal"; extra's parts are "extra_kv",
+    // "extra_indices" and "extra_topk_length".
     char argument[32];
-    // The other one, where two don't go together.
+    // The other one, where two exclude each other.
     char other[32];
     // All of it as an English sentence, cut off where it is longer.
     char message[192];
@@ -404,19 +404,19 @@ struct amla_part {
 // No kernel is compiled in for this pair of widths.
 #define AMLA_ERROR_UNSUPPORTED_DIMS 8
 
-// A count lies outside its range.
+// A count is out of its range.
 #define AMLA_ERROR_OUT_OF_RANGE 9
 
 // A buffer has fewer elements than needed (bytes, for workspaces and plans).
 #define AMLA_ERROR_TOO_SHORT 10
 
-// A list's length isn't the one that the sizes ask for.
+// A list doesn't have the length that the sizes demand.
 #define AMLA_ERROR_WRONG_LENGTH 11
 
 // Sizes and strides overflow.
 #define AMLA_ERROR_OVERFLOW 12
 
-// Strides put two elements of an output into one place.
+// Strides make two elements of an output overlap.
 #define AMLA_ERROR_OVERLAP 13
 
 // A request's cache_seqlens is negative, or more than the cache has.
@@ -519,19 +519,21 @@ const char *amla_version_string(void);
 // @return A string like "avx512bf16" or "portable", there as long as the library is.
 const char *amla_backend_name(void);
 
-// Asks Linux to let this process use AMX, so that the backend "amx" is there from then on, and is
-// what amla_backend_name tells on processors that have it. Linux lets nobody who hasn't asked:
-// signals take 8 KiB more of a thread's stack then. It refuses where a thread's alternate signal
-// stack is too small for that, and such stacks afterwards. Call it before anything else, as calls
-// without a named backend use the fastest. It holds for all threads, and can't be taken back;
-// where there is no AMX, nothing is asked. Whether it was granted, other functions find out by
-// the system call arch_prctl, on processors that have AMX.
+// Requests permission from Linux for this process to use AMX. Then the backend "amx" is available,
+// and amla_backend_name returns it on processors that have AMX.
+//
+// Linux demands the request because signals then take 8 KiB more of a thread's stack. It refuses
+// where a thread's alternate signal stack is too small for that, and refuses such stacks afterwards.
+//
+// Call it before anything else, as calls without a named backend use the fastest. The permission
+// holds for all threads and can't be taken back. Without AMX the function does nothing. Other
+// functions learn of the permission by the system call arch_prctl, on processors that have AMX.
 //
 // @return AMLA_OK if the process may use it, AMLA_ERROR_BACKEND_UNAVAILABLE otherwise.
 amla_status amla_permit_amx(void);
 
-// Name of a backend that this processor can run, in the order in which they were made ever wider;
-// the fastest is amla_backend_name.
+// Name of a backend that this processor can run, the narrowest first. The fastest is
+// amla_backend_name.
 //
 // @param index Which one.
 // @return A string, there as long as the library is; null if there are fewer.
@@ -564,10 +566,9 @@ amla_status amla_plan_size(const struct amla_call *call,
 
 // Cuts a call into tasks.
 //
-// The plan is numbers only: it may be copied, moved and kept, and serves every call with
-// the same shape and lengths (window, causal and topk included), from layer to layer. It
-// takes no part in what is computed: the results are those of amla_run() to the bit, however
-// many threads run the tasks.
+// The plan is numbers only: it may be copied, moved and stored. It serves every call with the
+// same shape and lengths (window, causal and topk included), from layer to layer. Results are
+// those of amla_run() to the bit, for any number of threads.
 //
 // @param call What is to be computed; its output isn't looked at.
 // @param plan Where the plan goes; any alignment.
@@ -623,9 +624,9 @@ amla_status amla_run(const struct amla_call *call,
 // Computes tasks begin, begin + 1, ..., end - 1 of a plan.
 //
 // Any number of threads may do so at the same time, for disjoint ranges and with a workspace
-// each, in any order and without waiting for each other: a call touches only its own tasks'
+// each. Tasks have no order. A call touches only its own tasks'
 // part of `partials`, from begin * partial_len on. When all tasks are done, amla_combine()
-// puts the results together.
+// merges the results.
 //
 // @param call What is to be computed; its output isn't looked at.
 // @param plan What amla_plan() wrote for a call with this shape and these lengths.
@@ -650,7 +651,7 @@ amla_status amla_run_tasks(const struct amla_call *call,
                            size_t partials_len,
                            struct amla_error_detail *detail);
 
-// Puts the results of all tasks together, in the order of the keys, and writes the outputs.
+// Merges the results of all tasks, in the order of the keys, and writes the outputs.
 //
 // @param call What was computed, and where results go.
 // @param plan The plan that the tasks are of.
@@ -666,19 +667,19 @@ amla_status amla_combine(const struct amla_call *call,
                          size_t partials_len,
                          struct amla_error_detail *detail);
 
-// Puts results over different keys of the same queries together, into `total`, which holds
-// one of them: a shared prefix and what follows it, caches sharded over devices or processes.
+// Merges results over different keys of the same queries into `total`, which holds one of them.
+// Keys are a shared prefix and those behind it, or caches sharded over devices or processes.
 //
-// A part's weight is the exponential of its lse. Rows that saw no key, as the total's
-// lse_empty has it, weigh nothing; with AMLA_LSE_EMPTY_MINUS_INFINITY, infinity is a number.
-// Sums are in FP64 and in the order given: the same parts in the same order give the same
-// bits. Results must be in FP32, and computed without a sink.
+// A part's weight is the exponential of its lse. Rows that saw no key have the total's
+// lse_empty and weigh nothing. With AMLA_LSE_EMPTY_MINUS_INFINITY, infinity is a number. Sums
+// are in FP64 and in the given order: the same parts in the same order give the same bits.
+// Results must be in FP32, and computed without a sink.
 //
 // @param b Requests; 1 for ragged queries.
 // @param s_q Query positions of a request; for ragged queries all tokens.
 // @param h_q Query heads.
 // @param d_v Width of a row of O.
-// @param total Strides, format and memory; what is there is one of the results.
+// @param total Strides, format and memory, which holds one of the results.
 // @param parts The others, parts_len of them.
 // @param parts_len At most AMLA_MERGE_MAX.
 // @param detail Null, or where the reason goes if the call is refused.
@@ -707,8 +708,8 @@ amla_status amla_encode_fp8(const uint16_t *row,
                             size_t bytes_len,
                             struct amla_error_detail *detail);
 
-// Encodes a row of 512 BF16 numbers for AMLA_DTYPE_MODEL1: each 64 of the first 448 by the
-// power of two that takes their largest magnitude to 448 at most, the last 64 as they are.
+// Encodes a row of 512 BF16 numbers for AMLA_DTYPE_MODEL1. The scale of each 64 of the first 448
+// is the power of two that takes their largest magnitude to 448 at most. The last 64 stay BF16.
 //
 // @param row BF16 numbers.
 // @param row_len 512.

@@ -38,8 +38,8 @@ fn zero(argument: &'static str, value: u32) -> Result<(), Fault> {
 }
 
 /// # Safety
-/// `call` is null, or a struct as long as it says whose pointers are as its documentation
-/// says, for as long as what is returned is used.
+/// `call` is null, or a struct as long as it says. Its pointers are as documented for as long as
+/// the result is used.
 pub unsafe fn read_call(regions: &mut Regions, call: *const Call) -> Result<Call, Fault> {
     // SAFETY: the caller's pointers are as documented: this function's contract.
     let call = unsafe { read(regions, "call", call) }?;

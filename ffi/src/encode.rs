@@ -46,8 +46,8 @@ pub unsafe extern "C" fn amla_encode_fp8(
     unsafe { report(detail, body) }
 }
 
-/// Encodes a row of 512 BF16 numbers for AMLA_DTYPE_MODEL1: each 64 of the first 448 by the
-/// power of two that takes their largest magnitude to 448 at most, the last 64 as they are.
+/// Encodes a row of 512 BF16 numbers for AMLA_DTYPE_MODEL1. The scale of each 64 of the first 448
+/// is the power of two that takes their largest magnitude to 448 at most. The last 64 stay BF16.
 ///
 /// @param row BF16 numbers.
 /// @param row_len 512.

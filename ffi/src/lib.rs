@@ -10,10 +10,10 @@
 //! | `call` | a described call into `amla`'s `Problem`, `Options` and `Output` |
 //! | `run`, `encode`, `info` | the functions |
 //!
-//! A function reads the caller's structs (copies of them), turns every pointer into a slice
-//! or refuses, makes sure that nothing it writes overlaps anything else, and then calls
-//! `amla`, which validates the rest before it writes. Nothing panics: `amla` promises that
-//! nobody's arguments make it, and the code here neither indexes nor unwraps.
+//! A function copies the caller's structs, turns every pointer into a slice or refuses, and checks
+//! that its outputs overlap nothing else. Then it calls `amla`, which validates the rest before it
+//! writes. Nothing panics: `amla` doesn't, for any arguments, and the code here neither indexes nor
+//! unwraps.
 //!
 //! The library is the workspace's profile `dist`: it is `no_std` and aborts on panic. Where panics
 //! unwind, as in Cargo's own profiles, and with the feature `std`, std has the panic handler.

@@ -1,8 +1,8 @@
 //! The caller's pointers, checked.
 //!
-//! Every slice of the library's is made here, after checks that leave nothing to the caller
-//! but what can't be checked: that the memory is there, that nobody writes what is read, and
-//! that nobody else touches what is written, for as long as the call runs.
+//! Every slice of the library's is made here, after all checks that are possible. The caller must
+//! see to the rest for as long as the call runs: the memory exists, nobody writes the inputs, and
+//! nobody else touches the outputs.
 
 use core::mem::{align_of, size_of};
 
@@ -64,8 +64,8 @@ struct Region {
 pub struct Regions {
     all: [Region; Self::MAX],
     len: usize,
-    /// Whether a region was left out because there was no room: never, as `MAX` is more than
-    /// any call has, but a call is refused if it were.
+    /// Whether there was no room for a region. `MAX` is more than any call has; otherwise the call
+    /// is refused.
     lost: bool,
     written: [Region; Self::MAX_WRITTEN],
     written_len: usize,
@@ -200,9 +200,9 @@ pub unsafe fn slice<'a, T: Number>(
     }
     check(argument, memory, len)?;
     regions.read(argument, memory, len);
-    // SAFETY: not null, aligned, at most `isize::MAX` bytes that don't wrap around (`check`);
-    // every bit pattern is a `T` (`Number`); that the elements are there and stay as they are
-    // is this function's contract.
+    // SAFETY: not null, aligned, at most `isize::MAX` bytes that don't wrap around (`check`).
+    // Every bit pattern is a `T` (`Number`). The elements exist and don't change: this function's
+    // contract.
     Ok(unsafe { core::slice::from_raw_parts(memory, len) })
 }
 
@@ -284,10 +284,10 @@ impl<T: Number> Written<T> {
         if self.len == 0 {
             return &mut [];
         }
-        // SAFETY: not null, aligned and of a size that there can be (`new`); every bit pattern
-        // is a `T` (`Number`), so what the memory holds doesn't matter, and it was written, or
-        // handed out, by code that this compiler doesn't see; nothing else of the call is in it
-        // (`Regions::check`), and nobody else's business either (this function's contract).
+        // SAFETY: not null, aligned and of a possible size (`new`). Every bit pattern is a `T`
+        // (`Number`), so any content is valid, and code that this compiler doesn't see has written
+        // or returned the memory. Nothing else of the call is in it (`Regions::check`), and nobody
+        // else uses it (this function's contract).
         unsafe { core::slice::from_raw_parts_mut(self.memory, self.len) }
     }
 }

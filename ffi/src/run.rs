@@ -209,7 +209,7 @@ pub unsafe extern "C" fn amla_run(
 /// Computes tasks begin, begin + 1, ..., end - 1 of a plan.
 ///
 /// Any number of threads may do so at the same time, for disjoint ranges and with a workspace
-/// each, in any order and without waiting for each other. A call touches only its own tasks'
+/// each. Tasks have no order. A call touches only its own tasks'
 /// part of `partials`, from begin * partial_len on. When all tasks are done, amla_combine()
 /// merges the results.
 ///
@@ -270,9 +270,9 @@ pub unsafe extern "C" fn amla_run_tasks(
         let own = Written::part(&mut regions, "partials", partials, start, len)?;
         let workspace = working(&mut regions, workspace, workspace_size)?;
         regions.check()?;
-        // SAFETY: the regions were checked; the workspace is this call's alone, and so is the
-        // part of `partials` that belongs to its tasks, as no other call runs them: this
-        // function's contract. No slice of all of `partials` is made.
+        // SAFETY: the regions were checked. The workspace is this call's alone, and so is the part
+        // of `partials` of its tasks, which no other call runs: this function's contract. No slice
+        // of all of `partials` is made.
         let (own, workspace) = unsafe { (own.claim(), workspace.claim()) };
         let workspace = Workspace::from_bytes(workspace)?;
         Ok(run_tasks(
@@ -333,8 +333,8 @@ pub unsafe extern "C" fn amla_combine(
     unsafe { report(detail, body) }
 }
 
-/// Merges results over different keys of the same queries into `total`, which holds one of them:
-/// a shared prefix and the keys behind it, or caches sharded over devices or processes.
+/// Merges results over different keys of the same queries into `total`, which holds one of them.
+/// Keys are a shared prefix and those behind it, or caches sharded over devices or processes.
 ///
 /// A part's weight is the exponential of its lse. Rows that saw no key have the total's
 /// lse_empty and weigh nothing. With AMLA_LSE_EMPTY_MINUS_INFINITY, infinity is a number. Sums

@@ -328,8 +328,8 @@ pub struct Call {
     pub sparse: *const Indices,
     /// A second cache; with sparse only.
     pub extra: *const Extra,
-    /// Attention sink of each query head, [h_q]: a natural logarithm of what is added to the
-    /// sum of exponentials that O is divided by. lse doesn't hold it.
+    /// Attention sink of each query head, [h_q]: the natural logarithm of another term in the sum
+    /// that O is divided by. lse doesn't include it.
     pub sink: *const f32,
     /// h_q; 0 if null.
     pub sink_len: usize,

@@ -1,5 +1,7 @@
-//! Rows of queries, keys and values in memory: in dense, ragged or paged tensors, split from their
-//! rotary part, chosen one by one, stored in any format.
+//! Rows of queries, keys and values in memory.
+//!
+//! Tensors are dense, ragged or paged. Rows may be split from their rotary part, chosen one by one, and
+//! stored in any format.
 
 use core::ops::Range;
 
@@ -237,8 +239,8 @@ impl<'a> Problem<'a> {
         data[first..].as_chunks().0.get(..run)
     }
 
-    /// The indices of the first key, and how many keys from it on follow each other at the stride
-    /// of tokens: all of them, or those of a page. `None` where pages are small.
+    /// The indices of the first key, and the number of keys from it on at the stride of tokens: all
+    /// of them, or those of a page. `None` where pages are small.
     fn run(&self, b: usize, keys: &Range<usize>) -> Option<([usize; 2], usize)> {
         /// Tokens from which on a page is looked up once, and not for each of them.
         const MANY: usize = 8;

@@ -40,8 +40,8 @@ impl Problem<'_> {
         }
     }
 
-    /// Whether key `k`, one of the [`visible`](Self::visible) ones, is seen: the tail mask doesn't
-    /// hide it, and its index names a key of the cache.
+    /// Whether a [`visible`](Self::visible) key is seen: the tail mask doesn't hide it, and its index
+    /// names a key of the cache.
     pub(crate) fn shows(&self, b: usize, j: usize, k: usize) -> bool {
         if self.sparse.is_some() {
             return self.chosen(b, k).is_some();

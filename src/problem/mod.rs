@@ -155,8 +155,8 @@ pub struct Problem<'a> {
     /// Each query attends to chosen keys only. Not with `causal`, `window`, `tail_mask`,
     /// `q_indptr`, `k_rope` or `v`. The block table is then ignored.
     pub sparse: Option<Sparse<'a>>,
-    /// Attention sink of each query head, `[h_q]`: the natural logarithm of a term in the sum of
-    /// exponentials that O is divided by. lse doesn't include it.
+    /// Attention sink of each query head, `[h_q]`: the natural logarithm of another term in the sum
+    /// that O is divided by. lse doesn't include it.
     pub sink: Option<&'a [f32]>,
     /// Factor on the scores; finite, and so is its product with `log2(e)`.
     pub softmax_scale: f32,

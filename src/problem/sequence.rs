@@ -1,7 +1,7 @@
 //! The sequences of a batch: their number, lengths and tokens.
 //!
-//! A sequence is a run of keys with the query positions that attend to it: a request, or one query
-//! position where each chooses its keys ([`Sparse`](super::Sparse)). Functions number sequences in
+//! A sequence is a run of keys with the query positions that attend to it. It is a request, or one query
+//! position of it where each chooses its keys ([`Sparse`](super::Sparse)). Functions number sequences in
 //! `b`, and the query positions within one in `j`.
 
 use core::ops::Range;

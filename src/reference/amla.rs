@@ -228,8 +228,8 @@ pub fn amla_compensated(
 /// * In [`Precision::Bf16x2`], P is `2^(S - e_i)`, in 0 to 1, and is stored as the pair hi = bf16(P),
 ///   lo = bf16(P - hi).
 /// * O is multiplied by `2^(e_{i-1} - e_i)` (lines 11 to 16), exactly, and only when e moved.
-/// * O is normalised by the sum of the *rounded* P (hi + lo), so that rounding errors common to the
-///   weights cancel. lse is taken from the sum of the unrounded P.
+/// * O is normalised by the sum of the *rounded* P (hi + lo): rounding errors common to the weights
+///   cancel. lse is taken from the sum of the unrounded P.
 /// * In [`Precision::Bf16x2`], an infinite element of V may give NaN in its column instead of the
 ///   infinity, as lo may be zero or negative.
 ///

@@ -16,6 +16,8 @@ use crate::common::{Case, backends, modes, workspace};
 /// An error, and what it displays.
 type Refusal = (Error, String);
 
+type Want = fn() -> Refusal;
+
 const INT: usize = i32::MAX as usize;
 
 fn out_of_range(argument: Argument, value: usize, min: usize, max: usize) -> Refusal {
@@ -223,10 +225,11 @@ fn refused_output(
 // Inputs
 // -------------------------------------------------------------------------------------------------
 
-type Change = fn(&mut Problem);
+/// A change of a good problem, and the refusal.
+type Input = (fn(&mut Problem), Want);
 
 /// Single cases of [`good`], whose tensors hold 1536, 10240 and 10240 elements.
-const INPUTS: &[(Change, fn() -> Refusal)] = {
+const INPUTS: &[Input] = {
     use Argument::{CacheSeqlens, DQk, DV, HQ, Kv, Q, SK, SQ, V};
     &[
         (|p| p.shape.s_q = 0, || out_of_range(SQ, 0, 1, INT)),
@@ -447,9 +450,11 @@ fn refuses_inputs_whose_strides_overflow() {
 
 type Arrange = fn(&mut Output);
 
-/// Elements that O and lse lack, a change of their strides, and the error. Those of [`good`] have
-/// 1536 and 12 elements: `[b, s_q, h_q] = [2, 2, 3]` rows of 128, `[b, h_q, s_q] = [2, 3, 2]`.
-const OUTPUTS: &[([usize; 2], Arrange, fn() -> Refusal)] = {
+/// Elements that O and lse lack, a change of their strides, and the refusal.
+type OutputRow = ([usize; 2], Arrange, Want);
+
+/// O and lse of [`good`] have 1536 and 12 elements: `[b, s_q, h_q] = [2, 2, 3]` rows of 128, `[b, h_q, s_q] = [2, 3, 2]`.
+const OUTPUTS: &[OutputRow] = {
     use Argument::{Lse, O};
     const DENSE: Arrange = |_| {};
     &[

@@ -1,5 +1,6 @@
-//! What can be read off the sources: which way imports point, where `unsafe` may stand, how long
-//! files and functions are, which words they use, and what the packages depend on.
+//! Rules of the source tree.
+//!
+//! They are about imports, `unsafe`, the length of files and functions, words, and dependencies.
 //!
 //! Every checker is tried on faulty sources too. A rule that today's tree breaks has a list of
 //! exceptions, which must shrink: an exception without a fault fails.

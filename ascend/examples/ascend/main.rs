@@ -25,8 +25,6 @@ mod trace;
 use std::fs;
 use std::process::ExitCode;
 
-use amla_examples::{metrics, paper};
-
 use crate::cell::Cell;
 use crate::cli::{Cli, Command};
 use crate::output::line;

@@ -1,4 +1,4 @@
-//! What hosts hand over, as in the library's own `tests/hosts.rs`, `tests/formats.rs` and
+//! What hosts hand over, as in the library's own `tests/hosts/`, `tests/formats.rs` and
 //! `tests/sparse.rs`: the same problems, through C.
 
 use amla::{
