@@ -33,8 +33,6 @@ impl Simd for Neon {
     type I32 = int32x4_t;
     type Mask = uint32x4_t;
 
-    const REGISTERS: usize = 32;
-
     #[inline(always)]
     fn splat(self, x: f32) -> float32x4_t {
         // SAFETY: the token proves the feature.
@@ -88,6 +86,12 @@ impl Simd for Neon {
     fn not_ge(self, a: float32x4_t, b: float32x4_t) -> uint32x4_t {
         // SAFETY: the token proves the feature.
         unsafe { vmvnq_u32(vcgeq_f32(a, b)) }
+    }
+
+    #[inline(always)]
+    fn any(self, mask: uint32x4_t) -> bool {
+        // SAFETY: the token proves the feature.
+        unsafe { vmaxvq_u32(mask) != 0 }
     }
 
     #[inline(always)]

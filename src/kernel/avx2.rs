@@ -18,6 +18,7 @@ use super::fp32::{self, backend};
 use super::simd::{self, Simd};
 use super::{
     Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, detect, prefetch, scalar, softmax,
+    softmax_rows,
 };
 use crate::bits::Increment;
 use crate::format::Row;
@@ -45,8 +46,6 @@ impl Simd for Avx2 {
     type I32 = __m256i;
     type Mask = __m256;
 
-    const REGISTERS: usize = 16;
-
     #[inline(always)]
     fn splat(self, x: f32) -> __m256 {
         // SAFETY: the token proves the features.
@@ -58,6 +57,17 @@ impl Simd for Avx2 {
         // SAFETY: the token proves the features; 8 f32 are 32 bytes, and the load needs no
         // alignment.
         unsafe { _mm256_loadu_ps(from.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn load_fours(self, from: &[f32; LANES]) -> __m256 {
+        let [low, high]: &[[f32; 4]; 2] = &from.as_chunks().0.as_chunks().0[0];
+        // SAFETY: the token proves the features; 4 f32 are 16 bytes, and the loads need no alignment. Volatile, as the compiler
+        // would make one load of both.
+        unsafe {
+            let [low, high] = [low, high].map(|x| core::ptr::read_volatile(x));
+            _mm256_setr_m128(_mm_loadu_ps(low.as_ptr()), _mm_loadu_ps(high.as_ptr()))
+        }
     }
 
     #[inline(always)]
@@ -101,6 +111,12 @@ impl Simd for Avx2 {
     fn not_ge(self, a: __m256, b: __m256) -> __m256 {
         // SAFETY: the token proves the features.
         unsafe { _mm256_cmp_ps::<_CMP_NGE_UQ>(a, b) }
+    }
+
+    #[inline(always)]
+    fn any(self, mask: __m256) -> bool {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_movemask_ps(mask) != 0 }
     }
 
     #[inline(always)]
@@ -228,6 +244,9 @@ backend! {
     pack: scalar;
     c1: _ => 6 x 2;
     c2: 2;
-    prefetching: 8;
+    prefetching: 0;
+    fused: 16;
+    fused c1: 1: 4, 2: 4, 3: 2, 4: 2, 5: 2, 6: 2;
+    fused c2: 1: 4, 2: 2, 3: 2, 4: 1, 5: 1, 6: 1;
     chains: 12;
 }

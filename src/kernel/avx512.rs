@@ -15,7 +15,9 @@ use half::bf16;
 
 use super::fp32::{self, backend};
 use super::zmm::{self, Zmm};
-use super::{Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, prefetch, simd, softmax};
+use super::{
+    Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, prefetch, simd, softmax, softmax_rows,
+};
 use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
@@ -27,5 +29,8 @@ backend! {
     c1: 0..=16 => 24 x 1, 17..=32 => 12 x 2, 33..=48 => 8 x 3, _ => 6 x 4;
     c2: 4;
     prefetching: 32;
+    fused: 16;
+    fused c1: 1: 4, 2: 4, 3: 4, 4: 4, 5: 2, 6: 2, 7: 2, 8: 2;
+    fused c2: 1: 2, 2: 2, 3: 2, 4: 2, 5: 1, 6: 1, 7: 1, 8: 1;
     chains: 24;
 }

@@ -29,6 +29,7 @@ pub mod prefetch;
 mod scalar;
 mod simd;
 mod softmax;
+mod softmax_rows;
 #[cfg(test)]
 mod tests;
 

@@ -15,7 +15,10 @@ use half::bf16;
 
 use super::asimd::Neon;
 use super::fp32::{self, backend};
-use super::{Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, prefetch, scalar, simd, softmax};
+use super::{
+    Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, prefetch, scalar, simd, softmax,
+    softmax_rows,
+};
 use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
@@ -26,6 +29,9 @@ backend! {
     pack: scalar;
     c1: _ => 6 x 4;
     c2: 4;
-    prefetching: 8;
+    prefetching: 0;
+    fused: 16;
+    fused c1: 1: 4, 2: 4, 3: 4, 4: 4, 5: 4, 6: 4, 7: 2, 8: 2;
+    fused c2: 1: 8, 2: 4, 3: 4, 4: 2, 5: 2, 6: 2, 7: 1, 8: 1;
     chains: 24;
 }

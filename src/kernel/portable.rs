@@ -12,7 +12,9 @@ use wide::{f32x8, i32x8};
 use super::advance::Advance;
 use super::fp32::{self, backend};
 use super::simd::{self, Simd};
-use super::{Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, prefetch, scalar, softmax};
+use super::{
+    Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, prefetch, scalar, softmax, softmax_rows,
+};
 use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
@@ -31,8 +33,6 @@ impl Simd for Portable {
     type F32 = f32x8;
     type I32 = i32x8;
     type Mask = f32x8;
-
-    const REGISTERS: usize = if cfg!(target_feature = "avx") { 16 } else { 8 };
 
     #[inline(always)]
     fn splat(self, x: f32) -> f32x8 {
@@ -78,6 +78,11 @@ impl Simd for Portable {
     #[inline(always)]
     fn not_ge(self, a: f32x8, b: f32x8) -> f32x8 {
         !a.simd_ge(b)
+    }
+
+    #[inline(always)]
+    fn any(self, mask: f32x8) -> bool {
+        mask.any()
     }
 
     #[inline(always)]
@@ -182,6 +187,9 @@ backend! {
     c1: _ => 6 x 2;
     c2: 2;
     prefetching: 32;
+    fused: 16;
+    fused c1: 1: 4, 2: 4, 3: 2, 4: 2, 5: 2, 6: 2;
+    fused c2: 1: 4, 2: 2, 3: 2, 4: 1, 5: 1, 6: 1;
     chains: 12;
 }
 
@@ -192,5 +200,8 @@ backend! {
     c1: _ => 4 x 1;
     c2: 1;
     prefetching: 32;
+    fused: 16;
+    fused c1: 1: 4, 2: 2, 3: 1, 4: 1;
+    fused c2: 1: 2, 2: 1;
     chains: 6;
 }

@@ -32,13 +32,17 @@ pub trait Simd: Copy {
 
     /// Numbers of a vector.
     const LANES: usize = size_of::<Self::Lanes>() / size_of::<f32>();
-    /// Vector registers, which decide how large a register tile may be.
-    const REGISTERS: usize;
 
     /// The same number everywhere.
     fn splat(self, x: f32) -> Self::F32;
     /// Reads a vector.
     fn load(self, from: &Self::Lanes) -> Self::F32;
+    /// Reads a vector that was just written, four numbers at a time: where a load of all of it would wait until those have left
+    /// for the cache, by as many loads.
+    #[inline(always)]
+    fn load_fours(self, from: &Self::Lanes) -> Self::F32 {
+        self.load(from)
+    }
     /// Writes a vector.
     fn store(self, x: Self::F32, to: &mut Self::Lanes);
     /// `a + b`
@@ -53,6 +57,8 @@ pub trait Simd: Copy {
     fn max(self, a: Self::F32, b: Self::F32) -> Self::F32;
     /// `a < b`, or either is NaN.
     fn not_ge(self, a: Self::F32, b: Self::F32) -> Self::Mask;
+    /// Whether the mask holds anywhere.
+    fn any(self, mask: Self::Mask) -> bool;
     /// `yes` where the mask holds, `no` elsewhere.
     fn select(self, mask: Self::Mask, yes: Self::F32, no: Self::F32) -> Self::F32;
     /// Bits `v * LANES` and up: the rows of vector `v` of a panel's 64.

@@ -10,7 +10,13 @@ use crate::kernel::{FUSED_KEYS, FUSED_MULTIPLE, FusedBlock, FusedEnd, heads, poi
 // -------------------------------------------------------------------------------------------------
 
 /// The rows that each backend's fused kernel takes at most. Backends that aren't listed have none.
-const LIMITS: &[(BackendId, usize)] = &[(BackendId::Avx512Bf16, 8)];
+const LIMITS: &[(BackendId, usize)] = &[
+    (BackendId::Portable, 16),
+    (BackendId::Avx2, 16),
+    (BackendId::Neon, 16),
+    (BackendId::Avx512, 16),
+    (BackendId::Avx512Bf16, 8),
+];
 
 /// Rows of the largest group that any backend may fuse.
 pub(super) const ROWS: usize = if PANEL_ROWS < 32 { PANEL_ROWS / 2 } else { 16 };

@@ -60,7 +60,7 @@ pub fn softmax<const V: usize>(
         let mut largest = [lowest; GROUP];
         for (r, largest) in (GROUP * i..).zip(&mut largest) {
             for ((s, p), &seen) in s.0[r].iter().zip(&mut p.0[r]).zip(&seen[r]) {
-                let scores = forwarded(s);
+                let scores = zmm.load_fours(s);
                 zmm.store(scores, p);
                 // The second where the first is NaN.
                 *largest = _mm512_mask_max_ps(*largest, seen, scores, *largest);
@@ -174,18 +174,6 @@ pub fn rescale(zmm: Zmm, increment: &[i32], o: &mut [[f32; STRIP]]) {
             simd::rescale(zmm, o, Increment::from_bits_clamped(increment));
         }
     }
-}
-
-/// A row's scores, by four loads, each of what one store or two left: a single one would wait until all stores
-/// have left for L1d. Volatile, since the compiler would make one of them.
-#[inline]
-#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
-fn forwarded(s: &[f32; KEYS]) -> __m512 {
-    let [a, b, c, d]: &[[f32; GROUP]; KEYS / GROUP] = &s.as_chunks().0.as_chunks().0[0];
-    // SAFETY: a reference to 4 f32, of which every pattern is a value.
-    let [a, b, c, d] = [a, b, c, d].map(|s| quarter(unsafe { core::ptr::read_volatile(s) }));
-    let ab = _mm512_insertf32x4::<1>(_mm512_castps128_ps512(a), b);
-    _mm512_insertf32x4::<3>(_mm512_insertf32x4::<2>(ab, c), d)
 }
 
 /// [`scalar::finite`] of a strip.

@@ -110,8 +110,6 @@ impl Simd for Zmm {
     type I32 = __m512i;
     type Mask = __mmask16;
 
-    const REGISTERS: usize = 32;
-
     #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
         // SAFETY: the token proves the features.
@@ -123,6 +121,20 @@ impl Simd for Zmm {
         // SAFETY: the token proves the features; 16 f32 are 64 bytes, and the load needs no
         // alignment.
         unsafe { _mm512_loadu_ps(from.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn load_fours(self, from: &[f32; LANES]) -> __m512 {
+        let [a, b, c, d]: &[[f32; 4]; LANES / 4] = &from.as_chunks().0.as_chunks().0[0];
+        // SAFETY: the token proves the features; references are valid for reads. Volatile, as the compiler
+        // would make one load of all.
+        unsafe {
+            let [a, b, c, d] = [a, b, c, d]
+                .map(|x| core::ptr::read_volatile(x))
+                .map(|[a, b, c, d]| _mm_setr_ps(a, b, c, d));
+            let ab = _mm512_insertf32x4::<1>(_mm512_castps128_ps512(a), b);
+            _mm512_insertf32x4::<3>(_mm512_insertf32x4::<2>(ab, c), d)
+        }
     }
 
     #[inline(always)]
@@ -166,6 +178,11 @@ impl Simd for Zmm {
     fn not_ge(self, a: __m512, b: __m512) -> __mmask16 {
         // SAFETY: the token proves the features.
         unsafe { _mm512_cmp_ps_mask::<_CMP_NGE_UQ>(a, b) }
+    }
+
+    #[inline(always)]
+    fn any(self, mask: __mmask16) -> bool {
+        mask != 0
     }
 
     #[inline(always)]

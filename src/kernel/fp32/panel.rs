@@ -16,9 +16,9 @@ use core::ops::Range;
 
 use half::bf16;
 
-use super::prefetch::{Hint, LINE, Spread};
-use super::simd::{Simd, even, lanes, lanes_mut, odd, pairs};
-use super::{Columns, Pv, Qk, Skipped, scalar};
+use crate::kernel::prefetch::{Hint, LINE, Spread};
+use crate::kernel::simd::{Simd, even, lanes, lanes_mut, odd, pairs};
+use crate::kernel::{Columns, Pv, Qk, Skipped, scalar};
 use crate::tile::{BLOCK_PAIRS, Fp32Tile, L0a, L0b, ORow, PANEL_ROWS, STRIP, STile, ascend};
 
 /// Pairs of one step of C1.
@@ -32,10 +32,10 @@ const KEY_PAIRS: usize = BLOCK_PAIRS / 2;
 /// element `h` (the odd one first) of pair `p` lies at `m * ROW + p * PAIR + h * HALF`.
 struct Single<'a, const ROW: usize, const PAIR: usize, const HALF: usize>(&'a [f32]);
 
-/// Pairs between C1's requests to memory where it makes them for panels of `asking` rows at most:
+/// Pairs between C1's prefetches of keys to come, which are for panels of `prefetching` rows at most:
 /// else all of a tile.
-pub const fn step(rows: usize, asking: usize) -> usize {
-    if rows <= asking { 8 } else { PAIRS }
+pub const fn step(rows: usize, prefetching: usize) -> usize {
+    if rows <= prefetching { 8 } else { PAIRS }
 }
 
 /// C1: keys, their odd elements before the even ones.
@@ -295,7 +295,7 @@ fn accumulate<
     }
 }
 
-/// [`super::Kernel::qk`] with register tiles of `KEYS` keys x `N` vectors.
+/// [`crate::kernel::Kernel::qk`] with register tiles of `KEYS` keys x `N` vectors.
 #[inline(always)]
 pub fn qk<S: Simd, const KEYS: usize, const N: usize, const STEP: usize>(
     simd: S,
@@ -377,7 +377,7 @@ impl<'a, const ROW: usize, const PAIR: usize, const HALF: usize> Single<'a, ROW,
     }
 }
 
-/// [`super::Kernel::pv`] with register tiles of 6 rows x `N` vectors.
+/// [`crate::kernel::Kernel::pv`] with register tiles of 6 rows x `N` vectors.
 #[inline(always)]
 pub fn pv<S: Simd, const N: usize>(
     simd: S,
@@ -575,7 +575,7 @@ fn convert_key<S: Simd, const WIDTH: usize>(simd: S, key: &[bf16], to: &mut [f32
     }
 }
 
-/// [`super::Kernel::permute`]: [`Values`] has columns of even index apart from others.
+/// [`crate::kernel::Kernel::permute`]: [`Values`] has columns of even index apart from others.
 #[inline(always)]
 pub fn permute<S: Simd>(simd: S, o: &mut [ORow], to: Columns) {
     for o in o {
@@ -591,7 +591,7 @@ pub fn permute<S: Simd>(simd: S, o: &mut [ORow], to: Columns) {
     }
 }
 
-/// [`super::Kernel::prob`]
+/// [`crate::kernel::Kernel::prob`]
 pub fn prob(p: &L0a, k: usize, r: usize) -> f32 {
     let (half, k) = (k / Skipped::TAIL, k % Skipped::TAIL);
     p.fp32()[half][k / 2][1 - k % 2][r]
@@ -604,7 +604,7 @@ pub fn put_prob(p: &mut L0a, k: usize, r: usize, prob: f32) {
     p.fp32_mut()[half][k / 2][1 - k % 2][r] = prob;
 }
 
-/// [`super::Kernel::dot_loop`] with `CHAINS` independent sums.
+/// [`crate::kernel::Kernel::dot_loop`] with `CHAINS` independent sums.
 #[inline(always)]
 pub fn dot_loop<S: Simd, const CHAINS: usize>(simd: S, iterations: u64) -> u64 {
     let mut acc = [simd.splat(0.0); CHAINS];
@@ -621,181 +621,3 @@ pub fn dot_loop<S: Simd, const CHAINS: usize>(simd: S, iterations: u64) -> u64 {
     }
     iterations * (CHAINS * S::LANES * 2) as u64
 }
-
-/// Makes a capability token that has vectors ([`Simd`]) a backend: each kernel inlined
-/// into a function that has the features, if there are any.
-///
-/// Register tiles of C1 are `keys x vectors`, each for panels of up to some number of rows; of
-/// C2, rows x `vectors`. Groups of up to `prefetching` rows prefetch keys to come in C1.
-macro_rules! backend {
-    (
-        $token:ident $(, $features:meta)?;
-        pack: $pack:ident;
-        c1: $($rows:pat => $keys:literal x $vectors:literal),*;
-        c2: $columns:literal;
-        prefetching: $prefetching:literal;
-        chains: $chains:literal;
-    ) => {
-        #[allow(unsafe_code, reason = "calls of feature-gated functions")]
-        #[allow(unused_unsafe, reason = "without features they are safe")]
-        impl Kernel for $token {
-            fn prefetch_budget(self, rows: &prefetch::Shape) -> prefetch::Budget {
-                // Panels read parts of all keys of a block before the next parts.
-                if rows.group_rows <= $prefetching {
-                    prefetch::Budget::c1($crate::tile::BLOCK_KEYS, $crate::tile::BLOCK_KEYS)
-                } else {
-                    prefetch::Budget::NONE
-                }
-            }
-
-            fn convert(self, row: &Row<'_>, out: &mut [bf16]) {
-                $(#[$features])?
-                fn run(simd: $token, row: &Row<'_>, out: &mut [bf16]) {
-                    $pack::convert_row(simd, row, out);
-                }
-                // SAFETY: the token proves the features.
-                unsafe { run(self, row, out) }
-            }
-
-            fn pack_q<const D_QK: usize>(
-                self,
-                rows: &[&[bf16]],
-                negate: bool,
-                _fused: bool,
-                panel: &mut QPanel,
-            ) {
-                $(#[$features])?
-                fn run<const D_QK: usize>(
-                    simd: $token,
-                    rows: &[&[bf16]],
-                    negate: bool,
-                    panel: &mut QPanel,
-                ) {
-                    $pack::pack_q::<D_QK>(simd, rows, negate, panel);
-                }
-                // SAFETY: the token proves the features.
-                unsafe { run::<D_QK>(self, rows, negate, panel) }
-            }
-
-            fn qk<const D_QK: usize>(
-                self,
-                call: &Qk<'_>,
-                q: &QPanel,
-                scratch: &mut L0b,
-                s: &mut STile,
-            ) {
-                $(#[$features])?
-                fn run<const KEYS: usize, const VECTORS: usize, const STEP: usize>(
-                    simd: $token,
-                    call: &Qk<'_>,
-                    q: &[[u32; $crate::tile::PANEL_ROWS]],
-                    scratch: &mut L0b,
-                    s: &mut STile,
-                ) {
-                    fp32::qk::<_, KEYS, VECTORS, STEP>(simd, call, q, scratch, s);
-                }
-                let q = &q.0[..D_QK / 2];
-                // SAFETY: the token proves the features.
-                unsafe {
-                    match call.rows {
-                        $($rows => run::<
-                            $keys,
-                            $vectors,
-                            { fp32::step($vectors * <$token as simd::Simd>::LANES, $prefetching) },
-                        >(self, call, q, scratch, s),)*
-                    }
-                }
-            }
-
-            fn softmax(self, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
-                $(#[$features])?
-                fn run(
-                    simd: $token,
-                    call: &Softmax<'_>,
-                    s: &STile,
-                    p: &mut L0a,
-                    state: &mut RowState,
-                ) {
-                    softmax::softmax(simd, softmax::StoreFp32, call, None, s, p, state, || ());
-                }
-                // SAFETY: the token proves the features.
-                unsafe { run(self, call, s, p, state) }
-            }
-
-            fn prob(self, p: &L0a, _precision: Precision, k: usize, r: usize) -> f32 {
-                fp32::prob(p, k, r)
-            }
-
-            fn pv<const D_V: usize>(
-                self,
-                call: &Pv<'_>,
-                p: &[&L0a],
-                scratch: &mut L0b,
-                o: &mut [ORow],
-            ) -> Skipped {
-                $(#[$features])?
-                fn run(
-                    simd: $token,
-                    call: &Pv<'_>,
-                    strips: usize,
-                    p: &[&L0a],
-                    scratch: &mut L0b,
-                    o: &mut [ORow],
-                ) -> Skipped {
-                    fp32::pv::<_, $columns>(simd, call, strips, p, scratch, o)
-                }
-                // SAFETY: the token proves the features.
-                unsafe { run(self, call, D_V / STRIP, p, scratch, o) }
-            }
-
-            fn permute(self, _fused: bool, o: &mut [ORow], to: Columns) {
-                $(#[$features])?
-                fn run(simd: $token, o: &mut [ORow], to: Columns) {
-                    fp32::permute(simd, o, to);
-                }
-                // SAFETY: the token proves the features.
-                unsafe { run(self, o, to) }
-            }
-
-            fn epilogue(
-                self,
-                call: &Epilogue<'_>,
-                earlier: Option<&[ORow]>,
-                o: &mut [ORow],
-                store: impl FnMut(usize, &ORow),
-            ) {
-                $(#[$features])?
-                fn run(
-                    simd: $token,
-                    call: &Epilogue<'_>,
-                    earlier: Option<&[ORow]>,
-                    o: &mut [ORow],
-                    store: impl FnMut(usize, &ORow),
-                ) {
-                    simd::epilogue(simd, call, earlier, o, store);
-                }
-                // SAFETY: the token proves the features.
-                unsafe { run(self, call, earlier, o, store) }
-            }
-
-            fn rescale(self, xs: &mut [f32], increment: Increment) {
-                $(#[$features])?
-                fn run(simd: $token, xs: &mut [f32], increment: Increment) {
-                    simd::rescale(simd, xs, increment);
-                }
-                // SAFETY: the token proves the features.
-                unsafe { run(self, xs, increment) }
-            }
-
-            fn dot_loop(self, iterations: u64) -> u64 {
-                $(#[$features])?
-                fn run(simd: $token, iterations: u64) -> u64 {
-                    fp32::dot_loop::<_, $chains>(simd, iterations)
-                }
-                // SAFETY: the token proves the features.
-                unsafe { run(self, iterations) }
-            }
-        }
-    };
-}
-pub(super) use backend;

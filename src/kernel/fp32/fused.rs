@@ -1,0 +1,472 @@
+//! Fused kernel for few rows: C1, V1 and C2 of some keys, then of the next.
+//!
+//! With few rows memory limits, or nearly so. Steps of 16 keys find these in L1d once more in C2. Where Q and O of more rows
+//! leave no room for that, steps have 64 keys: Q and O, which come from L2 then, come for as many. Meanwhile the keys to come
+//! are prefetched, line by line in memory order.
+//!
+//! | stage | register tile | streams |
+//! |---|---|---|
+//! | C1 | `keys` x `rows`, features in the lanes | Q, a vector of each row in turn; K in place |
+//! | V1 | a row's keys in the lanes ([`softmax_rows`]) | S and P, row by row |
+//! | C2 | `rows` x pairs of vectors of columns | V in place, P by broadcast |
+//!
+//! Each backend has its tiles ([`Tiles`]). Both matrix products convert a vector of BF16 pairs into its even and its odd elements,
+//! once for all rows of a tile; so O's columns stay until the task is done. O is compact: strip after strip of `rows` rows.
+//!
+//! Kernels know widths as numbers only, so that all widths share their code.
+#![allow(unsafe_code, reason = "loads by way of pointers to rows")]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "counted loops unroll early, so that accumulators become registers"
+)]
+
+use half::bf16;
+
+use super::panel::put_prob;
+use crate::bits::Increment;
+use crate::kernel::prefetch::LINE;
+use crate::kernel::simd::{self, Simd, even, lanes, lanes_mut, odd, split};
+use crate::kernel::softmax_rows::{self, Bases, Scores};
+use crate::kernel::{
+    FUSED_KEYS, FUSED_MULTIPLE, FusedBlock, FusedEnd, Skipped, Softmax, Strips, pointers, scalar,
+};
+use crate::tile::{BLOCK_KEYS, L0a, ORow, QPanel, RowState, STRIP};
+
+/// The largest group, where the fused kernel beats those for panels up to so many rows.
+pub const fn rows(limit: usize) -> usize {
+    if limit < softmax_rows::ROWS {
+        limit
+    } else {
+        softmax_rows::ROWS
+    }
+}
+/// Keys that C2 multiplies in one unrolled loop; a step has a multiple.
+const GROUP: usize = FUSED_MULTIPLE;
+/// Keys of a step: of few rows, and of more.
+const SHORT: usize = GROUP;
+const LONG: usize = softmax_rows::KEYS;
+/// Keys between a step's last and the first that it prefetches.
+const DISTANCE: usize = 4;
+
+// The last step may have a single key of the block, and prefetches as many as it computes on.
+const _: () = assert!(FUSED_KEYS >= BLOCK_KEYS + GROUP + LONG + DISTANCE);
+
+/// C1 of some rows, from one row on: [`qk`] within a function that has the backend's features.
+pub type Qk<S> = unsafe fn(S, &Step<'_>, usize, &mut Scores);
+/// C2 of some rows, from one row on: [`pv`].
+pub type Pv<S> = unsafe fn(S, &Step<'_>, usize, &Scores, &mut Output<'_>);
+
+/// A backend's register tiles, as [`backend`](super::backend) lists them: the n-th has n rows.
+pub trait Tiles: Simd + 'static {
+    /// Those of C1.
+    const QK: &'static [Qk<Self>];
+    /// Those of C2.
+    const PV: &'static [Pv<Self>];
+}
+
+/// Q as C1 reads it, in FP32: a vector of each row's even elements, one of each row's odd ones, and so on.
+#[inline(always)]
+pub fn pack_q<S: Simd>(simd: S, d_qk: usize, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
+    let sign = simd.splat_i32(if negate { i32::MIN } else { 0 });
+    let numbers: &mut [f32] = bytemuck::cast_slice_mut(panel.0.as_flattened_mut());
+    let out = lanes_mut::<S>(numbers);
+    for (r, row) in rows.iter().enumerate() {
+        let out = out[r..].chunks_mut(2 * rows.len());
+        for (row, out) in row[..d_qk].chunks_exact(2 * S::LANES).zip(out) {
+            let parts = split(simd, simd.load_pairs(row));
+            for i in 0..2 {
+                // Added to the sign, it flips.
+                let flipped = simd.from_bits(simd.add_i32(simd.to_bits(parts[i]), sign));
+                simd.store(flipped, &mut out[i * rows.len()]);
+            }
+        }
+    }
+}
+
+/// A block, whatever its widths.
+pub struct Block<'a> {
+    /// As [`pack_q`] packs it.
+    q: &'a [f32],
+    /// Each is valid for reads of `lines` lines.
+    keys: &'a [*const bf16; FUSED_KEYS],
+    /// Each is valid for reads of `strips` strips.
+    values: &'a [*const bf16; FUSED_KEYS],
+    /// Rows to prefetch. These may lie anywhere.
+    prefetch: &'a [*const bf16; FUSED_KEYS],
+    /// Lines of a key.
+    lines: usize,
+    /// Strips of a value, and of O.
+    strips: usize,
+}
+
+impl<'a> Block<'a> {
+    /// That of so many rows.
+    pub fn of<const D_QK: usize, const D_V: usize>(
+        block: &FusedBlock<'a, D_QK, D_V>,
+        rows: usize,
+    ) -> Self {
+        const { assert!(D_QK.is_multiple_of(2 * LINE) && D_V.is_multiple_of(STRIP) && D_QK >= D_V) };
+        let q: &[f32] = bytemuck::cast_slice(block.q.0.as_flattened());
+        Self {
+            q: &q[..rows * D_QK],
+            keys: pointers(block.keys),
+            values: pointers(block.values),
+            prefetch: block.prefetch,
+            lines: D_QK / LINE,
+            strips: D_V / STRIP,
+        }
+    }
+}
+
+/// A step's keys.
+pub struct Step<'a> {
+    /// Of Q and O.
+    rows: usize,
+    q: &'a [f32],
+    lines: usize,
+    /// Whole groups. Each is valid for reads of `lines` lines.
+    keys: &'a [*const bf16],
+    /// Each is valid for reads of O's strips.
+    values: &'a [[*const bf16; GROUP]],
+    /// The rows that C1 prefetches, and those that C2 does: half as many as keys each.
+    prefetch: [&'a [*const bf16]; 2],
+}
+
+/// O, and its strips that C2 skips.
+pub struct Output<'a> {
+    o: &'a mut [ORow],
+    skipped: Strips,
+}
+
+/// [`Kernel::fused`](crate::kernel::Kernel::fused).
+#[inline(always)]
+pub fn fused<T: Tiles>(
+    tiles: T,
+    call: &Softmax<'_>,
+    block: &Block<'_>,
+    from: usize,
+    p: &mut L0a,
+    state: &mut RowState,
+    o: &mut [ORow],
+) -> FusedEnd {
+    const SHORT_ROWS: usize = 4;
+    let rows = call.rows;
+    let at_once = if rows <= SHORT_ROWS { SHORT } else { LONG };
+    let mut scores = Scores([[0.0; _]; _]);
+    let mut bases = Bases::of(call, state);
+    let mut output = Output {
+        o: &mut o[..block.strips * rows],
+        skipped: 0,
+    };
+    for first in (from..call.keys).step_by(at_once) {
+        let keys = first..call.keys.min(first + at_once);
+        // Whole groups: the scores of keys beyond count for nothing.
+        let whole = keys.len().next_multiple_of(GROUP);
+        let prefetch = &block.prefetch[first + at_once + DISTANCE..][..whole];
+        let step = Step {
+            rows,
+            q: block.q,
+            lines: block.lines,
+            keys: &block.keys[first..][..whole],
+            values: block.values[first..][..whole].as_chunks().0,
+            prefetch: prefetch.split_at(whole / 2).into(),
+        };
+        for (row, qk) in row_tiles(rows, T::QK) {
+            // SAFETY: the token proves the features.
+            unsafe { qk(tiles, &step, row, &mut scores) };
+        }
+        let vectors = whole / T::LANES;
+        let moved = softmax_rows::softmax(
+            tiles,
+            call,
+            keys.clone(),
+            vectors,
+            &mut scores,
+            &mut bases,
+            state,
+            &mut p.increment,
+        );
+        if moved {
+            for o in output.o.chunks_mut(rows) {
+                for (o, &increment) in o.iter_mut().zip(&p.increment) {
+                    if increment != 0 {
+                        simd::rescale(tiles, o, Increment::from_bits_clamped(increment));
+                    }
+                }
+            }
+        }
+        for (row, pv) in row_tiles(rows, T::PV) {
+            // SAFETY: the token proves the features.
+            unsafe { pv(tiles, &step, row, &scores, &mut output) };
+        }
+        if output.skipped != 0 {
+            for (r, probs) in scores.0.iter().enumerate().take(rows) {
+                for (k, &prob) in probs.iter().enumerate().take(keys.len()) {
+                    put_prob(p, k, r, prob);
+                }
+            }
+            return FusedEnd {
+                keys,
+                skipped: Skipped {
+                    all: output.skipped,
+                    tail: 0,
+                },
+            };
+        }
+    }
+    FusedEnd::ALL
+}
+
+/// Rows in as few tiles as can be, of about the same size: where each begins.
+#[inline(always)]
+fn row_tiles<F: Copy>(rows: usize, tiles: &[F]) -> impl Iterator<Item = (usize, F)> {
+    let height = rows.div_ceil(rows.div_ceil(tiles.len()));
+    (0..rows)
+        .step_by(height)
+        .map(move |row| (row, tiles[height.min(rows - row) - 1]))
+}
+
+/// C1: scores of the `N` rows from `row` on, `K` keys at a time. These prefetch a row for each pair of keys, or half a row.
+#[inline(always)]
+pub fn qk<S: Simd, const N: usize, const K: usize>(
+    simd: S,
+    step: &Step<'_>,
+    row: usize,
+    s: &mut Scores,
+) {
+    const { assert!(4usize.is_multiple_of(K) && LINE.is_multiple_of(2 * S::LANES)) };
+    // Lines at once: a single key has one line to prefetch for two of its own.
+    let lines = const { if K == 1 { 2 } else { 1 } };
+    // Sums of even elements and of odd ones apart, where there are too few for the latency of the multiply-adds.
+    let chains = const { if N * K < 6 { 2 } else { 1 } };
+    let rows = step.rows;
+    assert!(row + N <= rows && step.q.len() == rows * step.lines * LINE);
+    for (tile, keys) in step.keys.as_chunks::<K>().0.iter().enumerate() {
+        let mut prefetch = [core::ptr::null(); K];
+        for i in 0..K.div_ceil(2) {
+            prefetch[i] = step.prefetch[0][(tile * K + 2 * i) / 2];
+        }
+        if K == 1 && tile % 2 == 1 {
+            prefetch[0] = prefetch[0].wrapping_add(step.lines / 2 * LINE);
+        }
+        let mut acc = [[[simd.splat(0.0); N]; K]; 2];
+        for i in 0..step.lines / lines {
+            for j in 0..K.div_ceil(2) {
+                simd.prefetch_l2(prefetch[j].wrapping_add(i * LINE));
+            }
+            for j in 0..lines * LINE / (2 * S::LANES) {
+                let vector = i * (lines * LINE / (2 * S::LANES)) + j;
+                for half in 0..2 {
+                    let mut key = [simd.splat(0.0); K];
+                    for k in 0..K {
+                        // SAFETY: a key is valid for reads of so many lines, and their vectors.
+                        let pairs = unsafe { pairs_at(simd, keys[k], vector * 2 * S::LANES) };
+                        key[k] = if half == 0 {
+                            even(simd, pairs)
+                        } else {
+                            odd(simd, pairs)
+                        };
+                    }
+                    for r in 0..N {
+                        let at = (2 * vector + half) * rows + row + r;
+                        // SAFETY: Q has two vectors of each row for each of a key's, as asserted.
+                        let q = simd.load(unsafe { lanes::<S>(step.q).get_unchecked(at) });
+                        for k in 0..K {
+                            let acc = &mut acc[half % chains][k][r];
+                            *acc = simd.mul_add(key[k], q, *acc);
+                        }
+                    }
+                }
+            }
+        }
+        for r in (0..N).step_by(4 / K) {
+            let mut four = [simd.splat(0.0); 4];
+            for i in 0..4 {
+                if r + i / K < N {
+                    four[i] = acc[0][i % K][r + i / K];
+                    if chains == 2 {
+                        four[i] = simd.add(four[i], acc[1][i % K][r + i / K]);
+                    }
+                }
+            }
+            let sums = simd.sum_lanes(four);
+            for (s, sums) in s.0[row..][r..N].iter_mut().zip(sums.as_chunks::<K>().0) {
+                s.as_chunks_mut().0[tile] = *sums;
+            }
+        }
+    }
+}
+
+/// C2: the `N` rows of O from `row` on, strip by strip, `V` pairs of vectors at a time. It leaves strips as they are in which values
+/// aren't finite, and adds them to those that are skipped. Such a V makes no row's O finite, since 0 times it is NaN:
+/// the first row of all tells where to look.
+#[inline(always)]
+pub fn pv<S: Simd, const N: usize, const V: usize>(
+    simd: S,
+    step: &Step<'_>,
+    row: usize,
+    p: &Scores,
+    output: &mut Output<'_>,
+) {
+    let width = const { V * 2 * S::LANES };
+    let parts = const { STRIP / (V * 2 * S::LANES) };
+    const { assert!(STRIP.is_multiple_of(V * 2 * S::LANES)) };
+    let zero = simd.splat(0.0);
+    let p: &[_; N] = &p.0[row..].as_chunks().0[0];
+    let strips = output.o.len() / step.rows;
+    let mut prefetch = Prefetch::of(
+        step.prefetch[1],
+        step.lines,
+        strips * parts * step.values.len(),
+    );
+    let mut before = [[0.0; STRIP]; N];
+    for strip in 0..strips {
+        if output.skipped >> strip & 1 != 0 {
+            continue;
+        }
+        let o: &mut [_; N] = &mut output.o[strip * step.rows + row..].as_chunks_mut().0[0];
+        for part in 0..parts {
+            let mut acc = [[[zero; 2]; V]; N];
+            for r in 0..N {
+                for i in 0..V {
+                    for h in 0..2 {
+                        let at = (part * V + i) * 2 + h;
+                        acc[r][i][h] = simd.load(&lanes::<S>(&o[r])[at]);
+                        if part + 1 < parts {
+                            // In case that another part isn't finite.
+                            simd.store(acc[r][i][h], &mut lanes_mut::<S>(&mut before[r])[at]);
+                        }
+                    }
+                }
+            }
+            for (group, values) in step.values.iter().enumerate() {
+                let mut probs = [&[0.0; GROUP]; N];
+                for r in 0..N {
+                    probs[r] = &p[r].as_chunks().0[group];
+                }
+                prefetch.visit(simd, GROUP / parts);
+                for k in 0..GROUP {
+                    if k.is_multiple_of(parts) {
+                        prefetch.line(simd);
+                    }
+                    let mut v = [[zero; 2]; V];
+                    for i in 0..V {
+                        let column = strip * STRIP + part * width + i * 2 * S::LANES;
+                        // SAFETY: values are valid for reads of all strips, of which this is one.
+                        let pairs = unsafe { pairs_at(simd, values[k], column) };
+                        v[i] = [even(simd, pairs), odd(simd, pairs)];
+                    }
+                    for r in 0..N {
+                        let p = simd.splat(probs[r][k]);
+                        for i in 0..V {
+                            for h in 0..2 {
+                                acc[r][i][h] = simd.mul_add(p, v[i][h], acc[r][i][h]);
+                            }
+                        }
+                    }
+                }
+            }
+            if row == 0 {
+                let mut wrong = zero;
+                for i in 0..V {
+                    for h in 0..2 {
+                        wrong = simd.mul_add(acc[0][i][h], zero, wrong);
+                    }
+                }
+                // SAFETY: values are valid for reads of all strips, of which this is one.
+                if simd.any(simd.not_ge(wrong, zero)) && !unsafe { finite(step.values, strip) } {
+                    let done = part * width;
+                    for (o, before) in o.iter_mut().zip(&before) {
+                        o[..done].copy_from_slice(&before[..done]);
+                    }
+                    output.skipped |= 1 << strip;
+                    break;
+                }
+            }
+            for r in 0..N {
+                for i in 0..V {
+                    for h in 0..2 {
+                        let at = (part * V + i) * 2 + h;
+                        simd.store(acc[r][i][h], &mut lanes_mut::<S>(&mut o[r])[at]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A row's pairs from an element on.
+///
+/// # Safety
+/// The row is valid for reads of a vector of pairs from there on.
+#[inline(always)]
+unsafe fn pairs_at<S: Simd>(simd: S, row: *const bf16, element: usize) -> S::I32 {
+    // SAFETY: the caller's promise.
+    simd.load_pairs(unsafe { core::slice::from_raw_parts(row.add(element), 2 * S::LANES) })
+}
+
+/// [`scalar::finite`] of a strip.
+///
+/// # Safety
+/// The values are valid for reads of the strip's columns and of those before.
+#[cold]
+unsafe fn finite(values: &[[*const bf16; GROUP]], strip: usize) -> bool {
+    let columns = strip * STRIP..(strip + 1) * STRIP;
+    let values = values.as_flattened().iter().map(|&value| {
+        // SAFETY: the caller's promise; they aren't written while the call runs.
+        unsafe { core::slice::from_raw_parts(value, columns.end) }
+    });
+    scalar::finite(values, &columns)
+}
+
+/// Rows to prefetch line by line in memory order, over so many visits.
+struct Prefetch<'a> {
+    rows: core::slice::Iter<'a, *const bf16>,
+    /// Lines of a row.
+    lines: usize,
+    /// The next line, and how many of its row there are from there on.
+    at: *const bf16,
+    rest: usize,
+    /// Lines altogether, times the visits so far, and what is due of them.
+    total: usize,
+    visits: usize,
+    due: usize,
+}
+
+impl<'a> Prefetch<'a> {
+    #[inline(always)]
+    fn of(rows: &'a [*const bf16], lines: usize, visits: usize) -> Self {
+        Self {
+            rows: rows.iter(),
+            lines,
+            at: core::ptr::null(),
+            rest: 0,
+            total: rows.len() * lines,
+            visits,
+            due: 0,
+        }
+    }
+
+    /// Begins a visit: prefetches those of its lines that are beyond so many.
+    #[inline(always)]
+    fn visit<S: Simd>(&mut self, simd: S, apart: usize) {
+        self.due += self.total;
+        while self.due >= (apart + 1) * self.visits {
+            self.due -= self.visits;
+            self.line(simd);
+        }
+        self.due -= apart * self.visits;
+    }
+
+    /// Prefetches the next line.
+    #[inline(always)]
+    fn line<S: Simd>(&mut self, simd: S) {
+        if self.rest == 0 {
+            let Some(&row) = self.rows.next() else { return };
+            (self.at, self.rest) = (row, self.lines);
+        }
+        simd.prefetch_l2(self.at);
+        self.at = self.at.wrapping_add(LINE);
+        self.rest -= 1;
+    }
+}
