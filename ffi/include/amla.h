@@ -693,8 +693,8 @@ amla_status amla_merge(size_t b,
                        size_t parts_len,
                        struct amla_error_detail *detail);
 
-// Encodes a row of 576 BF16 numbers for AMLA_DTYPE_FP8: each 128 of the first 512 by their
-// largest magnitude over 448, the last 64 as they are.
+// Encodes a row of 576 BF16 numbers for AMLA_DTYPE_FP8. The scale of each 128 of the first 512 is
+// their largest magnitude over 448. The last 64 stay BF16.
 //
 // @param row BF16 numbers.
 // @param row_len 576.

@@ -12,8 +12,8 @@ const _: () = assert!(types::AMLA_FP8_ROW == format::FP8_ROW);
 const _: () = assert!(types::AMLA_MODEL1_ROW == format::MODEL1_ROW);
 const _: () = assert!(types::AMLA_MODEL1_SCALES == format::MODEL1_SCALES);
 
-/// Encodes a row of 576 BF16 numbers for AMLA_DTYPE_FP8: each 128 of the first 512 by their
-/// largest magnitude over 448, the last 64 as they are.
+/// Encodes a row of 576 BF16 numbers for AMLA_DTYPE_FP8. The scale of each 128 of the first 512 is
+/// their largest magnitude over 448. The last 64 stay BF16.
 ///
 /// @param row BF16 numbers.
 /// @param row_len 576.

@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::toolchain::{c, library, root, run, scratch, tool};
 
 /// Functions that the header declares.
-fn declared() -> BTreeSet<String> {
+pub fn declared() -> BTreeSet<String> {
     let header = fs::read_to_string(root().join("include/amla.h")).unwrap();
     let code = header
         .lines()

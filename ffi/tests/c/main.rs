@@ -16,6 +16,8 @@ mod common;
 #[allow(dead_code, reason = "the library's own suites use the rest")]
 mod host;
 
+use std::collections::BTreeSet;
+
 use toolchain::{c, tool, valgrind};
 
 #[test]
@@ -47,5 +49,19 @@ fn any_numbers() {
     if tool("gcc") {
         c("gcc", "tests/c/numbers.c").run(&["30000"]);
         c("gcc", "tests/c/numbers.c").sanitized().run(&["3000"]);
+    }
+}
+
+/// No exported function takes more than 64 KiB, on any backend of this machine.
+#[test]
+fn stack() {
+    if tool("gcc") {
+        // Symbols are bound at the start: the first call would bind them on the measured stack.
+        let program = c("gcc", "tests/c/stack.c").args(&["-pthread", "-Wl,-z,now"]);
+        let printed = program.run(&[]);
+        println!("{printed}");
+        let names = printed.lines().filter_map(|line| line.split(' ').next());
+        let measured: BTreeSet<_> = names.map(str::to_owned).collect();
+        assert_eq!(measured, archive::declared());
     }
 }
