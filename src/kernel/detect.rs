@@ -39,9 +39,15 @@ mod emulated {
         cfg!(not(amla_tiles = "small"))
     }
 
-    /// That of the core with the most kernels of its own.
-    pub const fn core() -> Core {
-        Core::Zen5
+    /// As the core that the variable `AMLA_TEST_CORE` names when the library is compiled, or the one with the most kernels of its
+    /// own.
+    pub fn core() -> Core {
+        match option_env!("AMLA_TEST_CORE") {
+            Some("zen4") => Core::Zen4,
+            None | Some("zen5") => Core::Zen5,
+            Some("intel") => Core::Intel,
+            Some(core) => panic!("AMLA_TEST_CORE is zen4, zen5 or intel, not {core}"),
+        }
     }
 }
 

@@ -13,7 +13,7 @@ pub fn command(name: &str) -> Command {
     path.push(format!("examples/{name}{}", std::env::consts::EXE_SUFFIX));
     assert!(
         path.exists(),
-        "{} is missing; `cargo test` builds it, and `cargo test --test ...` needs `--example {name}` too",
+        "{} is missing; `cargo test -p amla-examples` builds it, but not with `--test`",
         path.display()
     );
     let mut command = Command::new(path);

@@ -128,9 +128,7 @@ pub(super) fn add_to_odd(x: f64, y: f64) -> f64 {
 /// `a b + c`, rounded once; the product is exact in FP64.
 #[inline(always)]
 fn fma(a: f32, b: f32, c: f32) -> f32 {
-    #[expect(clippy::cast_possible_truncation, reason = "rounds to nearest")]
-    let rounded = add_to_odd(f64::from(a) * f64::from(b), f64::from(c)) as f32;
-    rounded
+    add_to_odd(f64::from(a) * f64::from(b), f64::from(c)) as f32
 }
 
 #[inline]
@@ -165,13 +163,12 @@ pub fn _mm512_roundscale_ps<const HOW: i32>(x: __m512) -> __m512 {
         if x.is_nan() {
             return quiet(x);
         }
-        let rounded = match HOW & 3 {
+        match HOW & 3 {
             _MM_FROUND_TO_NEAREST_INT => libm::rintf(x),
             _MM_FROUND_TO_POS_INF => libm::ceilf(x),
             1 => libm::floorf(x),
             _ => libm::truncf(x),
-        };
-        rounded.copysign(x)
+        }
     }))
 }
 
@@ -207,11 +204,8 @@ fn scale(a: f32, b: f32) -> f32 {
     } else {
         // Any FP32 by these powers leaves FP32, and not FP64.
         let power = libm::floorf(b).clamp(-300.0, 300.0);
-        #[expect(clippy::cast_possible_truncation, reason = "a small whole number")]
         let exponent = (1023 + power as i64).cast_unsigned();
-        #[expect(clippy::cast_possible_truncation, reason = "rounds to nearest")]
-        let scaled = (f64::from(a) * f64::from_bits(exponent << 52)) as f32;
-        scaled
+        (f64::from(a) * f64::from_bits(exponent << 52)) as f32
     }
 }
 
@@ -222,7 +216,6 @@ fn mask<const N: usize>(holds: impl Fn(usize) -> bool) -> u32 {
 }
 
 #[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "16 bits are set")]
 fn mask16(holds: impl Fn(usize) -> bool) -> __mmask16 {
     mask::<16>(holds) as u16
 }
@@ -239,16 +232,12 @@ pub fn _mm512_cmp_ps_mask<const HOW: i32>(a: __m512, b: __m512) -> __mmask16 {
             0x2 => a <= b,
             0x3 => unordered,
             0x4 => a != b,
-            #[expect(clippy::neg_cmp_op_on_partial_ord, reason = "true of NaN")]
-            0x5 => !(a < b),
-            #[expect(clippy::neg_cmp_op_on_partial_ord, reason = "true of NaN")]
-            0x6 => !(a <= b),
+            0x5 => a >= b || unordered,
+            0x6 => a > b || unordered,
             0x7 => !unordered,
             0x8 => a == b || unordered,
-            #[expect(clippy::neg_cmp_op_on_partial_ord, reason = "true of NaN")]
-            0x9 => !(a >= b),
-            #[expect(clippy::neg_cmp_op_on_partial_ord, reason = "true of NaN")]
-            0xa => !(a > b),
+            0x9 => a < b || unordered,
+            0xa => a <= b || unordered,
             0xb => false,
             0xc => a != b && !unordered,
             0xd => a >= b,

@@ -1,8 +1,9 @@
 //! Conversions to BF16, and dots.
 //!
-//! Both round to nearest and take subnormals as zeros, of operands and of results, whatever MXCSR says (Intel SDM,
-//! VCVTNE2PS2BF16 and VDPBF16PS). A dot multiplies and adds in one, the odd elements first and then the even ones, each
-//! rounded to FP32.
+//! Both round to nearest and take subnormals as zeros, of operands and of results, whatever MXCSR says. A dot is two fused
+//! multiply-adds, the odd elements' first. Of several NaNs that of the even elements comes before that of the odd ones, the
+//! first operand's before the second's, and the sum's last (Intel SDM, VCVTNE2PS2BF16 and VDPBF16PS, table 5-1; Zen 5 does
+//! the same).
 
 use super::arithmetic::{nan, quiet};
 use super::moves::{parts, whole};
@@ -97,8 +98,6 @@ pub(super) fn add_product(sum: f32, a: f32, b: f32) -> f32 {
     } else if exact.abs() < NORMAL {
         0.0_f32.copysign(if exact.is_sign_negative() { -1.0 } else { 1.0 })
     } else {
-        #[expect(clippy::cast_possible_truncation, reason = "rounds to nearest")]
-        let rounded = exact as f32;
-        rounded
+        exact as f32
     }
 }

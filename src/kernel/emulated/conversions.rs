@@ -8,7 +8,6 @@ use super::moves::select;
 use super::types::*;
 
 #[inline(always)]
-#[expect(clippy::cast_precision_loss, reason = "rounds to nearest")]
 pub fn _mm512_cvtepi32_ps(x: __m512i) -> __m512 {
     __m512(map(x.0, |x| x as f32))
 }
@@ -18,7 +17,6 @@ pub fn _mm512_cvtepi32_ps(x: __m512i) -> __m512 {
 pub fn _mm512_maskz_cvtps_epi32(mask: __mmask16, x: __m512) -> __m512i {
     let rounded = map(x.0, |x| {
         let x = libm::rintf(x);
-        #[expect(clippy::cast_possible_truncation, reason = "within the range of i32")]
         if (-2_147_483_648.0..2_147_483_648.0).contains(&x) {
             x as i32
         } else {
@@ -43,7 +41,6 @@ pub fn _mm512_cvtepu16_epi32(x: __m256i) -> __m512i {
 /// The lower halves.
 #[inline(always)]
 pub fn _mm512_cvtepi32_epi16(x: __m512i) -> __m256i {
-    #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
     let words = map(x.0, |x| x as u16);
     __m256i(cast(words))
 }
@@ -57,7 +54,6 @@ pub fn _mm512_cvtph_ps(x: __m256i) -> __m512 {
         let magnitude = u32::from(x & 0x7fff);
         let value = match magnitude {
             // Subnormal: of 2^-24.
-            #[expect(clippy::cast_precision_loss, reason = "ten bits")]
             0..0x0400 => magnitude as f32 / 16_777_216.0,
             0x0400..0x7c00 => f32::from_bits((magnitude << 13) + ((127 - 15) << 23)),
             0x7c00 => f32::INFINITY,

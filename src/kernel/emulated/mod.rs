@@ -12,7 +12,7 @@
 //! | [`shuffles`] | permutations |
 //! | [`conversions`] | between FP32, FP16 and integers |
 //! | [`bf16`] | conversions to BF16 and dots |
-//! | [`amx`] | assembly: an interpreter of the few instructions that blocks on tiles have |
+//! | [`assembly`] | an interpreter of the few instructions that blocks on tiles have |
 //!
 //! MXCSR is as a program starts: rounding to nearest, no exceptions, subnormals as they are. The dots and conversions
 //! of BF16 and AMX don't look at it: these round to nearest and take subnormals as zeros.
@@ -25,13 +25,23 @@
     clippy::too_many_arguments,
     reason = "names, signatures and conditions are those of core::arch"
 )]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "instructions cut and round"
+)]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "by lanes, of several vectors at once"
+)]
 #![cfg_attr(
     not(amla_emulated),
     allow(dead_code, unused_imports, unused_macros, reason = "only tests use the twins")
 )]
 
-pub mod amx;
 mod arithmetic;
+pub mod assembly;
 mod bf16;
 mod conversions;
 mod moves;
@@ -40,8 +50,8 @@ mod shuffles;
 mod tests;
 mod types;
 
-pub(crate) use amx::asm;
 pub use arithmetic::*;
+pub(crate) use assembly::asm;
 pub use bf16::*;
 pub use conversions::*;
 pub use moves::*;

@@ -96,6 +96,11 @@ impl Visitor for Blocks<'_> {
         *state = RowState::START;
         let block = |scores: &Scores| {
             s.0 = *scores;
+            // As C1 leaves them.
+            s.1 = core::array::from_fn(|r| {
+                let keys = scores[..self.keys].iter();
+                keys.fold(f32::NEG_INFINITY, |max, key| max.max(key[r]))
+            });
             let call = Softmax {
                 rows: PANEL_ROWS,
                 keys: self.keys,

@@ -12,10 +12,10 @@ use super::bf16::{add_products, element, flushed};
 macro_rules! asm {
     // Templates, then operands; at the end all of them.
     (@ [$($template:expr,)*] [$($name:expr => $value:expr,)*]) => {
-        $crate::kernel::emulated::amx::run(
+        $crate::kernel::emulated::assembly::run(
             &[$($template),*],
             &[$($name),*],
-            &mut [$($crate::kernel::emulated::amx::Operand::word($value)),*],
+            &mut [$($crate::kernel::emulated::assembly::Operand::word($value)),*],
         )
     };
     (@ [$($t:expr,)*] [$($o:tt)*] $template:literal $(, $($rest:tt)*)?) => {
