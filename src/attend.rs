@@ -2,7 +2,7 @@
 //! everything else serves it.
 //!
 //! One task attends a group of up to 256 query rows (heads x positions of one
-//! request) to a range of keys. Keys come in blocks of 192, rows in panels of 64; small tiles
+//! request) to one of its KV splits. Keys come in blocks of 192, rows in panels of 64; small tiles
 //! have fewer. An item `i` is one panel of one block.
 //!
 //! ```text
@@ -32,7 +32,7 @@
 //!    not shifted ([`crate::bits`]).
 //! 2. Exact mode replaces the real maximum by an integer exponent `e`, so that
 //!    every rescale is a power of two and no compensation is left to make.
-//!    Compensated mode keeps the paper's, with the appendix's (right) ratio.
+//!    Compensated mode has the paper's, with the appendix's (right) ratio.
 //! 3. Base 2 throughout: `log2(e) * softmax_scale` is one factor, applied to a
 //!    score's (exact) distance from the block's maximum.
 //! 4. The constant 1e-6 of line 11 is left out and the clamp of -30 is -255.
@@ -59,7 +59,9 @@ use crate::kernel::{
 };
 use crate::problem::{Precision, Rescale};
 use crate::schedule::{Cycle, SCORE_TILES, cycles};
-use crate::source::{Sources, each_fused_block, pack_queries};
+use crate::source::{
+    Convert, Sources, convert_keys, convert_values, each_fused_block, pack_queries,
+};
 use crate::tile::{BLOCK_KEYS, ORow, P_TILES, PANEL_ROWS, PANELS, RowState, RowTile, STRIP, Tiles};
 
 /// How to compute.
@@ -142,8 +144,9 @@ pub struct Task<'a> {
 fn attend<K: Kernel, const D_QK: usize, const D_V: usize>(kernel: K, mut task: Task<'_>) {
     const { assert!(D_QK.is_multiple_of(2) && D_V.is_multiple_of(STRIP)) };
     let group = task.group;
-    let sources = Sources::of(group);
-    let fused = group.planned_rows <= K::FUSED_ROWS && row_tile(&mut task.tiles.q[1..]).is_some();
+    let fused = K::FUSED_ROWS > 0
+        && group.planned_rows <= K::FUSED_ROWS
+        && row_tile(&mut task.tiles.q[1..]).is_some();
     if !task.packed {
         pack_queries::<K, D_QK>(kernel, group, fused, task.kv, &mut task.tiles.q);
     }
@@ -151,14 +154,14 @@ fn attend<K: Kernel, const D_QK: usize, const D_V: usize>(kernel: K, mut task: T
     if fused {
         run_fused::<K, D_QK, D_V>(kernel, &mut task);
     } else if group.blocks() > 0 {
-        run_cycles::<K, D_QK, D_V>(kernel, sources, &mut task);
+        run_cycles(kernel, K::cycle::<D_QK, D_V>, &mut task);
     } else {
         task.partial.o.fill([0.0; STRIP]);
     }
     for panel in 0..group.panels() {
         kernel.permute(
             fused,
-            panel_o::<D_V>(group, panel, task.partial.o),
+            panel_o(group, panel, task.partial.o),
             Columns::Natural,
         );
     }
@@ -181,23 +184,21 @@ fn attend<K: Kernel, const D_QK: usize, const D_V: usize>(kernel: K, mut task: T
     );
 }
 
+/// [`Kernel::cycle`] of some widths.
+type RunCycle<K> = fn(K, &Stages<'_>, &mut Tiles, &mut [ORow]) -> Skipped;
+
 /// The strips of a panel's O.
-fn panel_o<'o, const D_V: usize>(
-    group: &Group<'_>,
-    panel: usize,
-    o: &'o mut [ORow],
-) -> &'o mut [ORow] {
-    let len = D_V / STRIP * group.strip_rows(panel);
-    &mut o[panel * (D_V / STRIP * PANEL_ROWS)..][..len]
+fn panel_o<'o>(group: &Group<'_>, panel: usize, o: &'o mut [ORow]) -> &'o mut [ORow] {
+    let strips = group.problem.shape.d_v / STRIP;
+    &mut o[panel * strips * PANEL_ROWS..][..strips * group.strip_rows(panel)]
 }
 
-/// All blocks and panels, cycle by cycle.
-fn run_cycles<K: Kernel, const D_QK: usize, const D_V: usize>(
-    kernel: K,
-    mut sources: Sources<'_>,
-    task: &mut Task<'_>,
-) {
+/// All blocks and panels, cycle by cycle; `run` is [`Kernel::cycle`], so that all widths share this code. Not inlined:
+/// fused groups need nothing of its frame.
+#[inline(never)]
+fn run_cycles<K: Kernel>(kernel: K, run: RunCycle<K>, task: &mut Task<'_>) {
     let (group, options) = (task.group, task.options);
+    let mut sources = Sources::of(group);
     let panels = group.panels();
     let in_place = sources.in_place();
     // The K/V buffers hold one block.
@@ -248,7 +249,7 @@ fn run_cycles<K: Kernel, const D_QK: usize, const D_V: usize>(
                 },
             }),
         };
-        let skipped = kernel.cycle::<D_QK, D_V>(&stages, task.tiles, task.partial.o);
+        let skipped = run(kernel, &stages, task.tiles, task.partial.o);
         if skipped == Skipped::NONE {
             continue;
         }
@@ -265,7 +266,7 @@ fn run_cycles<K: Kernel, const D_QK: usize, const D_V: usize>(
                 fused: false,
                 skipped,
             };
-            let o = panel_o::<D_V>(group, panel, task.partial.o);
+            let o = panel_o(group, panel, task.partial.o);
             fallback.run(kernel, group.strip_rows(panel), o);
         }
     }
@@ -370,11 +371,15 @@ fn run_fused<K: Kernel, const D_QK: usize, const D_V: usize>(kernel: K, task: &m
     let Some(v_rows) = row_tile(others) else {
         return;
     };
-    let o = panel_o::<D_V>(group, 0, task.partial.o);
+    let o = panel_o(group, 0, task.partial.o);
     o.fill([0.0; STRIP]);
     let mut mask = [0; BLOCK_KEYS];
     let memory = [&mut *task.kv, v_rows];
-    each_fused_block::<K, D_QK, D_V>(kernel, group, q, memory, |block, rows| {
+    let convert: [Convert<'_>; 2] = [
+        &|keys, to| convert_keys(kernel, group, keys, to),
+        &|keys, to| convert_values(kernel, group, keys, to),
+    ];
+    each_fused_block::<D_QK, D_V>(group, q, memory, convert, &mut |block, rows| {
         let call = Softmax {
             mask: group.mask(0, &block, &mut mask),
             ..softmax(group, options, 0, &block)

@@ -24,7 +24,7 @@ pub struct Group<'a> {
     pub keys: Range<usize>,
     /// The end of the keys that the same thread attends next; that of `keys` if it
     /// doesn't go on.
-    pub reach: usize,
+    pub prefetch_end: usize,
     /// Rows of the group as it was planned, of which `rows` may be some panels: bits may depend on
     /// this number, but not on which thread computes which panels.
     pub planned_rows: usize,
@@ -48,7 +48,7 @@ impl<'a> Group<'a> {
         (row / group, self.head * group + row % group)
     }
 
-    /// Where head `h` of query position `j` lies in a tensor with these strides: of requests, of
+    /// Where head `h` of query position `j` is in a tensor with these strides: of requests, of
     /// positions, of heads.
     pub fn start(&self, j: usize, h: usize, [s0, s1, s2]: [usize; 3]) -> usize {
         let [b, token] = self.problem.token(self.request, j);

@@ -1,7 +1,7 @@
-//! A call cut into independent tasks, and their results put together.
+//! A call cut into independent tasks, and their results merged.
 //!
 //! What groups its rows are in and what ranges its keys, depends on the shape and on
-//! a request's own lengths alone, and results are always put together in the order of the keys.
+//! a request's own lengths alone, and results are always merged in the order of the keys.
 //! So its bits don't depend on its neighbours or on how many threads ran the tasks; which of a
 //! group's rows are one task shows in none.
 
@@ -20,12 +20,12 @@ use crate::tile::{GROUP_ROWS, PANEL_ROWS, PANELS, Workspace};
 
 /// With fewer tasks than these, groups are cut to two panels, and then to one: threads shouldn't go without, and panels one by one
 /// compute nearly as fast (`docs/adr/0007`).
-const FEW_TASKS: usize = 16;
+const MIN_TASKS: usize = 16;
 
-/// The tasks of a problem: requests x KV heads x pieces of row groups x ranges of keys, in that
+/// The tasks of a problem: requests x KV heads x row groups x KV splits, in that
 /// order.
 ///
-/// A piece is a whole group of up to 256 rows, or 128 or 64 of them where there would be fewer than 16 tasks.
+/// A row group has up to 256 rows, or 128 or 64 where there would be fewer than 16 tasks.
 ///
 /// It holds numbers only, is computed from shape and lengths, and serves every
 /// problem that has the same ones, from layer to layer.
@@ -33,8 +33,8 @@ const FEW_TASKS: usize = 16;
 pub struct Plan {
     shape: Shape,
     tasks: usize,
-    /// Rows of the largest piece. Its panels cut all groups as they were cut: what has more was cut to these, and what has fewer
-    /// is one piece.
+    /// Rows of the largest row group. Its panels cut all groups as they were cut: what has more was cut to these, and what has fewer
+    /// is one row group.
     rows: usize,
     /// A hash of the lengths, so that a plan for others is noticed.
     lengths: u64,
@@ -73,42 +73,42 @@ impl Cut {
         splits(self.span.len()).map(move |keys| start + keys.start..start + keys.end)
     }
 
-    /// Pieces of so many panels that a group but the last has.
-    const fn pieces_of_group(&self, panels: usize) -> usize {
+    /// Row groups of `panels` panels that a group but the last has.
+    const fn parts_of_group(&self, panels: usize) -> usize {
         self.group_rows.div_ceil(panels * PANEL_ROWS)
     }
 
-    /// All pieces of so many panels.
-    const fn pieces(&self, panels: usize) -> usize {
+    /// All row groups of `panels` panels.
+    const fn row_groups(&self, panels: usize) -> usize {
         let others = self.groups.saturating_sub(1);
         let last = self.rows - others * self.group_rows;
-        others * self.pieces_of_group(panels) + last.div_ceil(panels * PANEL_ROWS)
+        others * self.parts_of_group(panels) + last.div_ceil(panels * PANEL_ROWS)
     }
 
     /// Tasks of one KV head; the largest number if there are more than can be counted.
     fn tasks(&self, panels: usize) -> usize {
-        self.pieces(panels).saturating_mul(self.splits().len())
+        self.row_groups(panels).saturating_mul(self.splits().len())
     }
 
-    /// The part of a problem that one task computes: of a request, KV head and piece of so many panels, one range of keys.
-    fn piece<'a>(
+    /// The part of a problem that one task computes: of a request, KV head and row group of `panels` panels, one KV split.
+    fn row_group<'a>(
         &self,
         problem: &'a Problem<'a>,
-        [request, head, piece]: [usize; 3],
+        [request, head, row_group]: [usize; 3],
         panels: usize,
         split: usize,
     ) -> Group<'a> {
-        let each = self.pieces_of_group(panels);
-        let first = piece / each * self.group_rows;
+        let each = self.parts_of_group(panels);
+        let first = row_group / each * self.group_rows;
         let end = self.rows.min(first + self.group_rows);
-        let start = first + piece % each * panels * PANEL_ROWS;
+        let start = first + row_group % each * panels * PANEL_ROWS;
         let keys = self.splits().nth(split).unwrap_or(0..0);
         Group {
             problem,
             request,
             head,
             rows: start..end.min(start + panels * PANEL_ROWS),
-            reach: keys.end,
+            prefetch_end: keys.end,
             keys,
             planned_rows: end - first,
         }
@@ -161,7 +161,7 @@ impl Plan {
         let mut panels = PANELS;
         loop {
             let (tasks, rows) = Self::cut(problem, panels)?;
-            if tasks >= FEW_TASKS || panels == 1 {
+            if tasks >= MIN_TASKS || panels == 1 {
                 return Ok(Self {
                     shape,
                     tasks,
@@ -174,7 +174,7 @@ impl Plan {
         }
     }
 
-    /// How many tasks there are with pieces of so many panels, and how many rows the largest has.
+    /// How many tasks there are with row groups of `panels` panels, and how many rows the largest has.
     fn cut(problem: &Problem<'_>, panels: usize) -> Result<(usize, usize), Error> {
         let shape = problem.shape;
         let uniform = is_uniform(problem);
@@ -202,7 +202,7 @@ impl Plan {
         Ok((tasks, rows))
     }
 
-    /// Panels of a piece.
+    /// Panels of a row group.
     pub(crate) const fn panels(&self) -> usize {
         self.rows.div_ceil(PANEL_ROWS)
     }
@@ -225,20 +225,25 @@ impl Plan {
         } else {
             self.locate(problem, tasks.start)
         };
-        let units = (first..problem.sequences()).flat_map(move |unit| {
-            let cut = Cut::of(problem, unit);
-            let from = if unit == first { rest } else { 0 };
+        let sequences = (first..problem.sequences()).flat_map(move |sequence| {
+            let cut = Cut::of(problem, sequence);
+            let from = if sequence == first { rest } else { 0 };
             let each = cut.tasks(panels);
             (from..heads * each).map(move |task| {
                 let (head, rest) = (task / each, task % each);
                 let splits = cut.splits().len();
-                cut.piece(problem, [unit, head, rest / splits], panels, rest % splits)
+                cut.row_group(
+                    problem,
+                    [sequence, head, rest / splits],
+                    panels,
+                    rest % splits,
+                )
             })
         });
-        units.take(tasks.len())
+        sequences.take(tasks.len())
     }
 
-    /// The unit that has a task, and which of its tasks that is.
+    /// The sequence that has a task, and which of its tasks that is.
     fn locate(&self, problem: &Problem<'_>, task: usize) -> (usize, usize) {
         let heads = self.shape.h_kv;
         // The positions of a request are alike, and perhaps the requests are.
@@ -254,8 +259,8 @@ impl Plan {
             rest -= positions * each(request);
             request += 1;
         }
-        let (unit, _) = problem.sequence(request, rest / each(request));
-        (unit, rest % each(request))
+        let (sequence, _) = problem.sequence(request, rest / each(request));
+        (sequence, rest % each(request))
     }
 
     /// FP32 numbers that each task's result takes.
@@ -264,7 +269,7 @@ impl Plan {
         Partial::len(self.rows, self.shape.d_v)
     }
 
-    /// The plan as numbers, to be kept or sent where a `Plan` can't be.
+    /// The plan as numbers, to be stored or sent where a `Plan` can't be.
     #[must_use]
     pub const fn to_words(&self) -> [u64; Self::WORDS] {
         let Shape {
@@ -384,7 +389,7 @@ pub fn decode(
 ) -> Result<(), Error> {
     Plan::new(problem)?;
     output.check(problem.q_dims(), &problem.shape)?;
-    for (cut, group) in pieces(problem, PANELS) {
+    for (cut, group) in row_groups(problem, PANELS) {
         let mut lse = [0.0; GROUP_ROWS];
         let write = Write::to(&mut output, &mut lse);
         decode_group(&cut, &group, options, workspace, write)?;
@@ -413,7 +418,7 @@ pub fn decode_group(
     let mut write = Some(write);
     let last = cut.splits().len() - 1;
     for (split, keys) in cut.splits().enumerate() {
-        let reach = if split == last {
+        let prefetch_end = if split == last {
             keys.end
         } else {
             group.problem.len(group.request)
@@ -421,7 +426,7 @@ pub fn decode_group(
         options.backend.for_rows(group.planned_rows).with(Task {
             group: &Group {
                 keys,
-                reach,
+                prefetch_end,
                 ..group.clone()
             },
             options,
@@ -437,16 +442,16 @@ pub fn decode_group(
     Ok(())
 }
 
-/// All rows in pieces of so many panels, in the order of tasks: each with its request's cut and the first range of its keys.
-pub fn pieces<'p>(
+/// All rows in row groups of `panels` panels, in the order of tasks: each with its request's cut and the first of its KV splits.
+pub fn row_groups<'p>(
     problem: &'p Problem<'_>,
     panels: usize,
 ) -> impl Iterator<Item = (Cut, Group<'p>)> {
     (0..problem.sequences()).flat_map(move |request| {
         let cut = Cut::of(problem, request);
-        let each = cut.pieces(panels);
+        let each = cut.row_groups(panels);
         (0..problem.shape.h_kv * each).map(move |i| {
-            let group = cut.piece(problem, [request, i / each, i % each], panels, 0);
+            let group = cut.row_group(problem, [request, i / each, i % each], panels, 0);
             (cut.clone(), group)
         })
     })
@@ -553,7 +558,7 @@ pub fn run_group(
     })
 }
 
-/// Puts the results of all tasks together, in the order of the keys, and writes
+/// Merges the results of all tasks, in the order of the keys, and writes
 /// the outputs.
 ///
 /// `partials` holds [`partial_len`](Plan::partial_len) numbers for each task, one
@@ -573,7 +578,7 @@ pub fn combine(
     let (d_v, len) = (problem.shape.d_v, plan.partial_len());
     // Every backend adds to the same bits.
     let backend = Backend::detect();
-    for (cut, group) in pieces(problem, plan.panels()) {
+    for (cut, group) in row_groups(problem, plan.panels()) {
         let own = partials.split_off_mut(..cut.splits().len() * len);
         let own = own.unwrap_or_default();
         let mut lse = [0.0; GROUP_ROWS];

@@ -18,7 +18,7 @@ use crate::epilogue::{Write, merge_panel, write_lse};
 use crate::error::{Argument, Error};
 use crate::group::{Group, Partial};
 use crate::kernel::Backend;
-use crate::plan::{Cut, Plan, combine, decode, decode_group, pieces, run_group};
+use crate::plan::{Cut, Plan, combine, decode, decode_group, row_groups, run_group};
 use crate::problem::{Output, Problem, in_range};
 use crate::tile::{PANELS, Workspace};
 
@@ -139,13 +139,13 @@ const CALL: u64 = 1 << 13;
 fn panels_at_once(problem: &Problem<'_>, plan: &Plan, threads: usize) -> Option<usize> {
     let cost = |rows: usize, keys: usize| (rows as u64 + KEY) * keys as u64;
     let ends = [PANELS, PANELS.div_ceil(2), 1].map(|panels| {
-        let costs = pieces(problem, panels).map(|(cut, group)| {
+        let costs = row_groups(problem, panels).map(|(cut, group)| {
             let keys = cut.splits().map(|keys| keys.len()).sum();
             cost(group.rows.len(), keys)
         });
         (makespan(costs, threads), panels)
     });
-    let tasks = pieces(problem, plan.panels()).flat_map(|(cut, group)| {
+    let tasks = row_groups(problem, plan.panels()).flat_map(|(cut, group)| {
         let rows = group.rows.len();
         let ranges = cut.splits();
         ranges.map(move |keys| cost(rows, keys.len()) + rows as u64 * RESULT)
@@ -182,7 +182,7 @@ fn row_tasks<'p, 'o>(
     output: &'o mut Output<'_>,
     lse: &'o mut Vec<f32>,
 ) -> Option<Vec<RowTask<'p, 'o>>> {
-    let groups: Vec<_> = pieces(problem, panels).collect();
+    let groups: Vec<_> = row_groups(problem, panels).collect();
     lse.resize(groups.iter().map(|(_, group)| group.rows.len()).sum(), 0.0);
     let (strides, format) = (output.o_strides, output.lse_format);
     let (mut o, mut lse, mut end) = (output.o.reborrow(), lse.as_mut_slice(), 0);
@@ -213,7 +213,7 @@ fn row_tasks<'p, 'o>(
 
 /// Writes lse of all [`row_tasks`].
 fn write_all_lse(problem: &Problem<'_>, panels: usize, mut lse: &[f32], output: &mut Output<'_>) {
-    for (_, group) in pieces(problem, panels) {
+    for (_, group) in row_groups(problem, panels) {
         let own;
         (own, lse) = lse.split_at(group.rows.len());
         write_lse(&group, own, output);
@@ -228,7 +228,7 @@ fn parts<'o>(
 ) -> impl Iterator<Item = Vec<Partial<'o>>> {
     let d_v = problem.shape.d_v;
     let mut partials = partials.chunks_mut(plan.partial_len());
-    pieces(problem, plan.panels()).flat_map(move |(cut, group)| {
+    row_groups(problem, plan.panels()).flat_map(move |(cut, group)| {
         let own = partials.by_ref().take(cut.splits().len());
         let mut own: Vec<_> = own
             .map(|memory| Partial::view(memory, d_v).panels())

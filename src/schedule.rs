@@ -200,7 +200,7 @@ pub struct Cycle {
     pub c2: Option<usize>,
 }
 
-/// The pipeline over `items` as cycles, for a machine that starts a cycle's stages together.
+/// The pipeline over `items` as cycles, for a machine that starts a cycle's stages at once.
 ///
 /// Without a preload a cycle is `C1(i) V1(i) C2(i)`, each of which needs the one before. With a preload of 2, the
 /// paper's, it is `C1(i + 2) V1(i + 1) C2(i)`, which don't depend on each other; the first and the last cycles have

@@ -61,14 +61,19 @@ pub fn pack_queries<K: Kernel, const D_QK: usize>(
 
 /// Converts a block's keys. Not inlined, as it is the same for all widths.
 #[inline(never)]
-fn convert_keys<K: Kernel>(kernel: K, group: &Group<'_>, keys: Range<usize>, to: &mut RowTile) {
+pub fn convert_keys<K: Kernel>(kernel: K, group: &Group<'_>, keys: Range<usize>, to: &mut RowTile) {
     let rows = group.keys(keys);
     concatenate(kernel, group.problem.k_widths(), rows, to);
 }
 
 /// Converts a block's values. Not inlined, as it is the same for all widths.
 #[inline(never)]
-fn convert_values<K: Kernel>(kernel: K, group: &Group<'_>, keys: Range<usize>, to: &mut RowTile) {
+pub fn convert_values<K: Kernel>(
+    kernel: K,
+    group: &Group<'_>,
+    keys: Range<usize>,
+    to: &mut RowTile,
+) {
     let d_v = group.problem.shape.d_v;
     for (row, out) in group.values(keys).zip(to) {
         kernel.convert(&row, &mut out[..d_v]);
@@ -244,7 +249,7 @@ impl<'a> Sources<'a> {
             end = end
                 .min(first + BLOCK_KEYS)
                 .min(block.end + distance)
-                .min(group.reach)
+                .min(group.prefetch_end)
                 .max(first);
             self.ends[end_of] = end - first;
         }
@@ -262,16 +267,19 @@ impl<'a> Sources<'a> {
     }
 }
 
+/// Converts the rows of some keys.
+pub type Convert<'a> = &'a dyn Fn(Range<usize>, &mut RowTile);
+
 /// Calls `run` with each block of a group that goes through a fused kernel: its keys and values are needed at
-/// once, so each has its own memory if it is converted. Not part of the driver, so
-/// that its lists aren't on the stack of other groups.
+/// once, so each has its own memory if it is converted, by these functions. Not part of the driver, so
+/// that its lists aren't on the stack of other groups, and all backends share the code.
 #[inline(never)]
-pub fn each_fused_block<K: Kernel, const D_QK: usize, const D_V: usize>(
-    kernel: K,
+pub fn each_fused_block<const D_QK: usize, const D_V: usize>(
     group: &Group<'_>,
     q: &QPanel,
     [k_rows, v_rows]: [&mut RowTile; 2],
-    mut run: impl FnMut(Range<usize>, &FusedBlock<'_, D_QK, D_V>),
+    convert: [Convert<'_>; 2],
+    run: &mut dyn FnMut(Range<usize>, &FusedBlock<'_, D_QK, D_V>),
 ) {
     let problem = group.problem;
     let Sources {
@@ -286,13 +294,13 @@ pub fn each_fused_block<K: Kernel, const D_QK: usize, const D_V: usize>(
         let range = group.block(block);
         let len = range.len();
         if key_location == Location::Cache {
-            let end = group.reach.min(range.start + FUSED_KEYS);
+            let end = group.prefetch_end.min(range.start + FUSED_KEYS);
             list_keys(group, range.start + listed..end, &mut in_cache, &mut listed);
         } else {
-            convert_keys(kernel, group, range.clone(), k_rows);
+            convert[0](range.clone(), k_rows);
         }
         if value_location == Location::Converted {
-            convert_values(kernel, group, range.clone(), v_rows);
+            convert[1](range.clone(), v_rows);
         }
         let mut converted;
         let keys = if key_location == Location::Cache {
@@ -308,7 +316,7 @@ pub fn each_fused_block<K: Kernel, const D_QK: usize, const D_V: usize>(
         } else {
             // Those to be converted next.
             located = *pointers(keys);
-            let end = group.reach.min(range.end + FUSED_KEYS);
+            let end = group.prefetch_end.min(range.end + FUSED_KEYS);
             locate_keys(group, range.end..end, &mut located);
             &located
         };

@@ -139,8 +139,8 @@ impl<'a> Stages<'a> {
         for s in self.tiles.l0c[SOFTMAX_TILE].0.as_flattened_mut() {
             // Numerical Recipes' quick generator; the upper bits as a fraction of 1.
             x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            let unit = f32::from_bits(0x3f80_0000 | x >> 9) - 1.0;
-            *s = (2.0 * unit - 1.0) * spread;
+            let uniform = f32::from_bits(0x3f80_0000 | x >> 9) - 1.0;
+            *s = (2.0 * uniform - 1.0) * spread;
         }
         self.first_block();
     }

@@ -20,7 +20,7 @@
 //! BF16 rows in place, so the buffers are used only for keys or values that are converted or
 //! concatenated first.
 //!
-//! **Small tiles.** Built with `--cfg amla_tiles="small"`, all this takes 159 KiB instead: one
+//! **Small tiles.** Built with `--cfg amla_tiles="small"`, all this takes 135 KiB instead: one
 //! panel of 16 rows, blocks of 24 keys (`docs/adr/0017`).
 //!
 //! **Pairs.** The BF16 dot instructions multiply two neighbouring elements per
@@ -206,7 +206,7 @@ pub struct Tiles {
 /// Most FP32 numbers of one task's partial result: O, and exponent and sum of each row.
 pub const MAX_PARTIAL: usize = GROUP_ROWS * (MAX_D_V + 2);
 
-/// The memory that one thread works in: about 1.9 MiB (159 KiB with small tiles), 64-byte
+/// The memory that one thread works in: about 1.9 MiB (135 KiB with small tiles), 64-byte
 /// aligned.
 ///
 /// It holds nothing between calls. Make one with [`Workspace::new`] (for a
@@ -217,7 +217,7 @@ pub struct Workspace {
     pub(crate) tiles: Tiles,
     /// The K/V buffers (L1): keys or values that can't be used in place.
     pub(crate) kv: RowTile,
-    /// Where a row group's splits are folded together, and the split in flight.
+    /// Where a row group's splits are merged, and the split in flight.
     pub(crate) partials: [[f32; MAX_PARTIAL]; 2],
 }
 
@@ -272,7 +272,7 @@ const _: () = {
     assert!(size_of::<STile>() <= ascend::L0C / 2 && size_of::<L0c>() <= ascend::L0C);
     assert!(size_of::<[RowState; PANELS]>() <= ascend::UB);
     // Small: a third of 256 KiB remains for the host.
-    assert!(size_of::<Workspace>() <= if SMALL { 164 << 10 } else { 2 << 20 });
+    assert!(size_of::<Workspace>() <= if SMALL { 136 << 10 } else { 2 << 20 });
     assert!(align_of::<Workspace>() == 64);
     // No padding anywhere, so that the workspace is plain memory.
     assert!(size_of::<QPanel>() == 4 * MAX_D_QK / 2 * PANEL_ROWS);

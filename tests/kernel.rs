@@ -77,7 +77,10 @@ fn key_counts(backend: Backend) {
     let around = |n: usize| [n - 1, n, n + 1];
     let tiles = [6, 8, 12, 24, 64, 96, BLOCK_KEYS, 2 * BLOCK_KEYS, 512, 1024].map(around);
     for s_k in [0, 1, 2, 3].into_iter().chain(tiles.into_iter().flatten()) {
-        Case::new(1, 1, s_k, 7, SMALL).check(backend);
+        // Of a fused group, and of a panel.
+        for h_q in [7, 20] {
+            Case::new(1, 1, s_k, h_q, SMALL).check(backend);
+        }
     }
     for s_k in [0, 1, 2, 511, 512, 513] {
         Case::new(1, 1, s_k, 3, MLA).check(backend);

@@ -274,7 +274,7 @@ impl Product {
         let mut op = self
             .op(
                 Pipe::Mte2,
-                Action::LoadLeft,
+                Action::LoadA,
                 region,
                 Cost::Bytes { bytes, hbm },
             )
@@ -351,7 +351,7 @@ impl Product {
             index: number % kernel.tiling.qp_buffers,
         };
         let op = self
-            .op(Pipe::Mte1, Action::FetchLeft, region, Cost::Cycles(cycles))
+            .op(Pipe::Mte1, Action::FetchA, region, Cost::Cycles(cycles))
             .reads(from, self.tile(true, single))
             .writes(to, self.tile(true, region), 1, 1)
             .waits(Dependency::QpArrived, 0, number + 1)

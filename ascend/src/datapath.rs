@@ -495,9 +495,9 @@ impl<'a> Datapath<'a> {
 impl Observer for Datapath<'_> {
     fn done(&mut self, op: &Op, _: f64, _: f64) {
         match (op.action, op.source, op.target) {
-            (Action::LoadLeft, _, Some(to)) => self.load_left(op, to),
+            (Action::LoadA, _, Some(to)) => self.load_left(op, to),
             (Action::LoadRight, _, Some(to)) => self.load_right(op, to),
-            (Action::FetchLeft, Some(from), Some(to)) => self.fetch_left(op, from, to),
+            (Action::FetchA, Some(from), Some(to)) => self.fetch_left(op, from, to),
             (Action::FetchRight, Some(from), Some(to)) => self.fetch_right(op, from, to),
             (Action::Multiply { first, depth }, Some(from), Some(to)) => {
                 self.multiply(op, from.index, to, first, depth);

@@ -501,11 +501,11 @@ pub(crate) enum Access {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// A tile of Q or P from GM to L1.
-    LoadLeft,
+    LoadA,
     /// A tile of K or V from GM to L1.
     LoadRight,
     /// A tile of Q or P from L1 to L0A.
-    FetchLeft,
+    FetchA,
     /// A tile of K or V from L1 to L0B.
     FetchRight,
     /// L0C = L0A L0B for the first operands in depth, L0C += L0A L0B for the others.

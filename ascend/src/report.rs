@@ -121,7 +121,7 @@ impl Report {
         }
         let bytes = (op.region.len() * BF16) as f64;
         match op.action {
-            Action::FetchLeft => traffic.l1_to_l0a += bytes,
+            Action::FetchA => traffic.l1_to_l0a += bytes,
             Action::FetchRight => traffic.l1_to_l0b += bytes,
             _ => {}
         }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::inputs::Caches;
 use crate::machine::gib;
-use crate::roofline::intensity;
+use crate::shapes::intensity;
 
 /// One measured shape.
 #[derive(Clone, Copy, Debug)]

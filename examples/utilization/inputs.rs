@@ -7,42 +7,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 
 use crate::machine;
-use crate::roofline::cache_row;
-
-const D_QK: usize = 576;
-const D_V: usize = 512;
-
-/// A problem of DeepSeek-V3's widths.
-pub const fn shape(b: usize, s_q: usize, s_k: usize, h_q: usize) -> Shape {
-    Shape {
-        b,
-        s_q,
-        s_k,
-        h_q,
-        h_kv: 1,
-        d_qk: D_QK,
-        d_v: D_V,
-    }
-}
-
-/// Floating-point operations of a problem's two products, the paper's count.
-pub const fn flop(shape: Shape) -> f64 {
-    let Shape {
-        b,
-        s_q,
-        s_k,
-        h_q,
-        d_qk,
-        d_v,
-        ..
-    } = shape;
-    2.0 * (b * h_q * s_q * s_k * (d_qk + d_v)) as f64
-}
-
-/// Bytes of the KV caches of a batch.
-pub const fn cache_bytes(s_k: usize, b: usize) -> usize {
-    b * s_k * D_QK * size_of::<bf16>()
-}
+use crate::shapes::{D_QK, cache_bytes, cache_row};
 
 /// The first rows of all caches.
 pub struct Inputs {

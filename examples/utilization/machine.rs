@@ -4,7 +4,7 @@ use std::fs;
 
 use amla::Shape;
 
-use crate::inputs::cache_bytes;
+use crate::shapes::cache_bytes;
 
 /// The processor's name.
 pub fn processor() -> String {

@@ -13,6 +13,7 @@ mod machine;
 mod output;
 mod plot;
 mod roofline;
+mod shapes;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -23,12 +24,11 @@ use amla_examples::engine::Engine;
 
 use crate::cell::Cell;
 use crate::cli::Cli;
-use crate::inputs::{Caches, Inputs, flop, shape};
+use crate::inputs::{Caches, Inputs};
 use crate::output::Output;
 use crate::roofline::{Bandwidth, VARIANTS};
+use crate::shapes::{CONTEXT, flop, shape};
 
-/// Context length of the roofline and of the table of 1 to 64 heads.
-const CONTEXT: usize = 4096;
 /// Query heads of the table of 1 to 64 heads.
 const SKINNY: [usize; 14] = [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64];
 

@@ -9,6 +9,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::cell::Cell;
 use crate::roofline::{self, Bandwidth, VARIANTS, Variant};
+use crate::shapes::intensity;
 
 const SIZE: (u32, u32) = (1280, 1060);
 const HEADER: i32 = 44;
@@ -131,7 +132,7 @@ fn draw_roofline(figure: &Figure, area: &Area) -> Drawn<()> {
         .legend(dash(thick));
 
     let allowed = VARIANTS.map(|variant| {
-        let x = roofline::intensity(&variant.shape);
+        let x = intensity(&variant.shape);
         (variant, (x, (all_threads * x).min(peak)))
     });
     chart

@@ -1,5 +1,4 @@
-//! The roofline: read bandwidth, arithmetic intensities (the paper's
-//! subsec:arithmeticintensity) and the bound that follows from both.
+//! The roofline: read bandwidth, the paper's kinds of attention and the bound that follows from both.
 
 use std::array::from_fn;
 use std::fmt::Write;
@@ -11,9 +10,8 @@ use amla::Shape;
 use amla_examples::engine::quantile;
 use half::bf16;
 
-use crate::CONTEXT;
 use crate::cell::{Cell, percent};
-use crate::inputs::shape;
+use crate::shapes::{CONTEXT, shape};
 
 /// Passes over the memory in each way of reading; their median counts, as for the kernel.
 const PASSES: usize = 8;
@@ -77,22 +75,6 @@ fn sum<const STREAMS: usize>(words: &[u64]) -> u64 {
         }
     }
     sums.into_iter().fold(0, u64::wrapping_add)
-}
-
-/// Elements of the KV cache for each token: a latent row, whose first columns are the value, for one KV head; keys and
-/// values for several.
-pub fn cache_row(shape: &Shape) -> usize {
-    match shape.h_kv {
-        1 => shape.d_qk,
-        heads => heads * (shape.d_qk + shape.d_v),
-    }
-}
-
-/// FLOP per byte of KV cache: two FLOP per product, two bytes per element. The paper's formula for separate keys and
-/// values lacks the number of KV heads, which its table has.
-pub fn intensity(shape: &Shape) -> f64 {
-    let rows = shape.h_q * shape.s_q;
-    (rows * (shape.d_qk + shape.d_v)) as f64 / cache_row(shape) as f64
 }
 
 /// A kind of attention (tab:arithmetic intensity).

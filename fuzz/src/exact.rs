@@ -82,10 +82,10 @@ impl Arithmetic {
             rounded_reference: compensated,
             compensated: compensated && options.precision == Precision::Bf16,
             steps: match options.backend.id() {
-                BackendId::Avx512 => &[(4, 16), (16, 64)],
                 BackendId::Avx512Bf16 => &[(8, 16)],
                 BackendId::Amx => &[(4, 16)],
-                _ => &[],
+                BackendId::NeonBf16 => &[],
+                _ => &[(4, 16), (16, 64)],
             },
             tiny: f32::MIN_POSITIVE.into(),
             range: 120.0,

@@ -160,7 +160,7 @@ impl Drive<'_> {
             head: 0,
             rows: 0..rows,
             keys: 0..s_k,
-            reach: s_k,
+            prefetch_end: s_k,
             planned_rows: rows,
         };
         let mut workspace: Box<Workspace> = bytemuck::zeroed_box();
@@ -183,7 +183,7 @@ impl Drive<'_> {
         let partial = Partial::view(&mut memory, D_V);
         let mut numbers = [&partial.exponent[..rows], &partial.sum[..rows]].concat();
         for panel in 0..group.panels() {
-            let o = panel_o::<D_V>(&group, panel, partial.o);
+            let o = panel_o(&group, panel, partial.o);
             for strip in o.chunks(group.strip_rows(panel)) {
                 numbers.extend(strip[..group.panel_rows(panel)].as_flattened());
             }

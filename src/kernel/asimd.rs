@@ -77,7 +77,7 @@ impl Simd for Neon {
 
     #[inline(always)]
     fn max(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        // FMAX would keep a NaN of either side, FMAXNM a signalling one.
+        // FMAX would return a NaN of either side, FMAXNM a signalling one.
         // SAFETY: the token proves the feature.
         unsafe { vbslq_f32(vcgtq_f32(a, b), a, b) }
     }
@@ -119,7 +119,7 @@ impl Simd for Neon {
     fn load_pairs(self, row: &[bf16]) -> int32x4_t {
         let pairs: &[bf16; 2 * LANES] = &row.as_chunks().0[0];
         // SAFETY: the token proves the feature; 8 BF16 are 16 bytes, of the alignment that
-        // the load asks for.
+        // the load needs.
         unsafe { vreinterpretq_s32_u16(vld1q_u16(pairs.as_ptr().cast())) }
     }
 

@@ -137,7 +137,7 @@ fn with_token<K: Kernel, V: Visitor>(token: Option<K>, visitor: V) -> Result<V::
 }
 
 /// A backend that this processor can run: the only way to get one is to have
-/// the processor asked.
+/// the processor queried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backend(BackendId);
 
@@ -164,13 +164,13 @@ impl Backend {
         }
     }
 
-    /// Asks Linux to let this process use AMX, and returns whether it may then: whether
+    /// Has Linux let this process use AMX, and returns whether it may then: whether
     /// [`BackendId::Amx`] can be requested, and is what [`detect`](Self::detect) finds.
     ///
-    /// Linux doesn't let a process unless it asks, since from then on a signal takes 8 KiB more of its thread's
+    /// Linux doesn't let a process unless it calls for it, since from then on a signal takes 8 KiB more of its thread's
     /// stack: it refuses where a thread's alternate stack ([`sigaltstack`]) is too small for that, and such stacks afterwards.
     /// So the program has to decide, before it first detects a backend. The permission holds for all threads, and
-    /// stays. Where there is no AMX, nothing is asked.
+    /// stays. Where there is no AMX, nothing happens.
     ///
     /// Whether there is one already, [`detect`](Self::detect) and [`request`](Self::request) find out by the system call
     /// `arch_prctl`, on processors that have AMX: a filter of system calls has to let it return.
@@ -217,7 +217,7 @@ impl Backend {
     }
 
     /// The backend whose kernels take a planned group of `rows`. A tile has 16 rows: with very few,
-    /// memory is the limit, and a fused kernel is faster (`docs/adr/0018`).
+    /// memory is the limit, and a fused kernel is faster (`docs/experiments.md`).
     pub(crate) const fn for_rows(self, rows: usize) -> Self {
         const FUSED: usize = 4;
         match self.0 {

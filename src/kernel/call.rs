@@ -113,12 +113,12 @@ pub struct V1<'a> {
 
 /// C2 of one block, all panels of a group.
 #[derive(Clone, Copy)]
+#[allow(dead_code, reason = "for backends that not every build has")]
 pub struct Pv<'a> {
     /// Rows of the group: panels are full but for the last.
     pub rows: usize,
     /// Rows of the group as it was planned. Where the order of sums depends on the number of rows,
     /// it is on this one.
-    #[allow(dead_code, reason = "for a backend that not every build has")]
     pub planned_rows: usize,
     /// Keys of the block.
     pub keys: usize,
@@ -170,13 +170,13 @@ pub struct Stages<'a> {
 }
 
 /// Rows that each strip of O has room for, for `rows` rows of a panel: with few rows none more, so
-/// that strips are close together and don't share a few sets of L1d.
+/// that strips are contiguous and don't share a few sets of L1d.
 pub const fn strip_rows(rows: usize, planned_rows: usize) -> usize {
-    const FEW: usize = 16;
-    if planned_rows <= FEW {
+    const COMPACT: usize = 16;
+    if planned_rows <= COMPACT {
         rows
     } else {
-        rows.next_multiple_of(FEW)
+        rows.next_multiple_of(COMPACT)
     }
 }
 
@@ -225,7 +225,7 @@ pub struct FusedBlock<'a, const D_QK: usize, const D_V: usize> {
     pub q: &'a QPanel,
     /// A block's keys, and others.
     pub keys: &'a [&'a [bf16; D_QK]; FUSED_KEYS],
-    /// Rows to prefetch some keys ahead: the keys and those behind them, or others in their
+    /// Rows to prefetch some keys before their use: the keys and those behind them, or others in their
     /// place. These may be anywhere.
     pub prefetch: &'a [*const bf16; FUSED_KEYS],
     /// Its values, and copies of the last up to a [multiple](FUSED_MULTIPLE): one that isn't finite
@@ -258,6 +258,6 @@ impl FusedEnd {
 pub enum Columns {
     /// As in V.
     Natural,
-    /// As C2 keeps them.
+    /// As C2 has them.
     Own,
 }

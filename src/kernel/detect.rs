@@ -1,12 +1,13 @@
-//! What this processor can do, without std, asked once: CPUID and XGETBV; on AArch64 the
+//! What this processor can do, without std, found once: CPUID and XGETBV; on AArch64 the
 //! register that Linux reads for programs.
-#![allow(unsafe_code, reason = "instructions that ask the processor")]
+#![allow(unsafe_code, reason = "instructions that query the processor")]
 
 #[cfg(all(target_arch = "aarch64", not(amla_tiles = "small")))]
 pub use aarch64::has_bf16;
 #[cfg(amla_emulated)]
 pub use emulated::{core, has_amx, has_avx512, has_avx512_bf16, permit_amx};
 #[cfg(all(not(amla_emulated), target_arch = "x86_64", target_feature = "sse2"))]
+#[cfg_attr(amla_tiles = "small", allow(unused_imports, reason = "AMX has no small tiles"))]
 pub use x86::{core, has_amx, has_avx512, has_avx512_bf16, permit_amx};
 #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
 pub use x86::{has_avx2, slow_bf16_dots};
@@ -59,24 +60,24 @@ mod cached {
     use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
     /// The answers' highest bit: that there are any.
-    const ASKED: u32 = 1 << 31;
+    const KNOWN: u32 = 1 << 31;
 
     /// The answers, so that what traps (CPUID under a hypervisor, MRS under Linux) runs once.
     /// Racing threads store the same value.
     static FEATURES: AtomicU32 = AtomicU32::new(0);
 
-    pub fn features(ask: fn() -> u32) -> u32 {
+    pub fn features(query: fn() -> u32) -> u32 {
         let cached = FEATURES.load(Relaxed);
         if cached != 0 {
             return cached;
         }
-        let asked = ask() | ASKED;
-        FEATURES.store(asked, Relaxed);
-        asked
+        let known = query() | KNOWN;
+        FEATURES.store(known, Relaxed);
+        known
     }
 }
 
-/// Linux lets a process use AMX's tiles once it has asked to, as signal frames grow by 8 KiB
+/// Linux lets a process use AMX's tiles once it called for them, as signal frames grow by 8 KiB
 /// (Documentation/arch/x86/xstate.rst): without, the first instruction on a tile kills it.
 #[cfg(all(
     target_arch = "x86_64",
@@ -96,7 +97,7 @@ mod tiles {
     /// That it was granted: it isn't taken back.
     static PERMITTED: AtomicBool = AtomicBool::new(false);
 
-    /// Whether this process may. Asks anew until it does: the permission may come at any time.
+    /// Whether this process may. Looks anew until it does: the permission may come at any time.
     pub fn permitted() -> bool {
         if PERMITTED.load(Relaxed) {
             return true;
@@ -112,9 +113,9 @@ mod tiles {
         granted
     }
 
-    /// Asks for it.
+    /// Calls for it.
     pub fn permit() -> bool {
-        // SAFETY: this call touches no memory of the process; that signal frames grow is what the caller asks for.
+        // SAFETY: this call touches no memory of the process; that signal frames grow is what the caller wants.
         permitted() || unsafe { arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA) } == 0 && permitted()
     }
 
@@ -162,11 +163,11 @@ mod aarch64 {
     /// BFDOT, BFMMLA and BFCVTN. NEON needs no question: what is compiled for this
     /// architecture with floats uses it throughout.
     pub fn has_bf16() -> bool {
-        super::cached::features(ask) & BF16 != 0
+        super::cached::features(query) & BF16 != 0
     }
 
     #[cfg(any(target_os = "linux", target_os = "android"))]
-    fn ask() -> u32 {
+    fn query() -> u32 {
         let isar1: u64;
         // SAFETY: Linux carries out this read for programs and answers what they may use,
         // since 4.11 (Documentation/arch/arm64/cpu-feature-registers.rst).
@@ -183,7 +184,7 @@ mod aarch64 {
 
     /// Elsewhere the register is the system's alone: what the build was told.
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
-    fn ask() -> u32 {
+    fn query() -> u32 {
         if cfg!(target_feature = "bf16") {
             BF16
         } else {
@@ -226,12 +227,12 @@ mod x86 {
     }
 
     /// AMX-TILE and AMX-BF16, with the operating system saving tiles and letting this process use them, and what
-    /// [`has_avx512_bf16`] asks for.
+    /// [`has_avx512_bf16`] needs.
     pub fn has_amx() -> bool {
         features() & AMX != 0 && super::tiles::permitted()
     }
 
-    /// The same after asking the operating system to let this process.
+    /// The same after a call of the operating system to let this process.
     pub fn permit_amx() -> bool {
         cfg!(not(amla_tiles = "small")) && features() & AMX != 0 && super::tiles::permit()
     }
@@ -252,10 +253,10 @@ mod x86 {
     }
 
     fn features() -> u32 {
-        super::cached::features(ask)
+        super::cached::features(query)
     }
 
-    fn ask() -> u32 {
+    fn query() -> u32 {
         const fn bit(word: u32, n: u32) -> bool {
             word >> n & 1 != 0
         }

@@ -85,7 +85,7 @@ use crate::tile::{L0a, L0b, ORow, QPanel, RowState, STRIP, STile, Tiles};
 /// Implementors are capability tokens: holding one proves that the processor
 /// has the instructions.
 pub trait Kernel: Copy {
-    /// C1 stages that run ahead of C2 ([`crate::schedule::cycles`]): 2 where [`cycle`](Self::cycle)
+    /// C1 stages that run before C2 ([`crate::schedule::cycles`]): 2 where [`cycle`](Self::cycle)
     /// overlaps matrix and vector work, 0 where stages run one after the other.
     const PRELOAD: usize = 0;
     /// Up to this many rows of a planned group [`fused`](Self::fused) beats the stages one by one.
@@ -188,7 +188,7 @@ pub trait Kernel: Copy {
     }
 
     /// Brings the columns of rows of strips of O from the order in which C2, or with `fused` the fused
-    /// kernel, keeps them into another order.
+    /// kernel, has them into another order.
     fn permute(self, _fused: bool, _o: &mut [ORow], _to: Columns) {}
 
     /// Brings a strip of O to its end, row by row: multiplies it, adds O over earlier keys, both

@@ -1,13 +1,13 @@
 //! NEON with BF16 matrix products: `bfmmla`, 2 rows x 4 elements times 4 elements x 2 columns.
 //!
-//! | kernel | register tile | streamed through it | per step of 4 |
+//! | kernel | register tile | operands | per step of 4 |
 //! |---|---|---|---|
 //! | C1 | 6 pairs of keys x 4 of rows | K and Q, four features at a time | 6 + 4 loads, 24 products |
 //! | C2 | 6 pairs of rows x 4 of columns | P and V, four keys at a time | the same |
 //!
 //! 24 of the 32 registers accumulate, each 2 x 2 results; 4 hold the operand across and 1 that
 //! along. Peak: 32 FLOP per product, where a multiply-add of [`super::neon`] does 8 and `bfdot`
-//! would do 16 (`docs/adr/0016`); `docs/backends.md` counts what comes with them.
+//! would do 16 (`docs/experiments.md`); `docs/backends.md` counts what comes with them.
 //!
 //! **Quads.** Where other BF16 dots take pairs in a `u32`, this one takes four neighbours of one
 //! row in 64 bits, two rows in a register. In the memory of panels of Q, of P and of strips of V there are
@@ -35,9 +35,10 @@ use half::bf16;
 
 use super::asimd::{LANES, Neon};
 use super::prefetch::{self, Budget, Hint, LINE, Spread};
+use super::scalar::prob_of;
 use super::simd::{self, Simd, lanes, lanes_mut, split};
 use super::softmax::{self, RoundPairs, StoreBf16};
-use super::{Epilogue, Kernel, Pv, Qk, Skipped, Softmax, detect, prob_of, scalar};
+use super::{Epilogue, Kernel, Pv, Qk, Skipped, Softmax, detect, scalar};
 use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
@@ -155,7 +156,7 @@ impl Kernel for NeonBf16 {
     }
 }
 
-/// Groups of up to this many rows prefetch the next block: with more the processor's own prefetcher keeps up.
+/// Groups of up to this many rows prefetch the next block: with more the processor's own prefetcher is fast enough.
 const PREFETCHING_ROWS: usize = 16;
 
 /// Query rows as quads.

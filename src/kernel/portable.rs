@@ -200,8 +200,8 @@ backend! {
     c1: _ => 4 x 1;
     c2: 1;
     prefetching: 32;
-    fused: 16;
-    fused c1: 1: 4, 2: 2, 3: 1, 4: 1;
+    fused: 12;
+    fused c1: 1: 4, 2: 2, 3: 2;
     fused c2: 1: 2, 2: 1;
     chains: 6;
 }

@@ -1,4 +1,4 @@
-//! Prefetch: which rows to come each stage asks memory for, and how lines are spread over a stage's
+//! Prefetch: which rows to come each stage prefetches, and how lines are spread over a stage's
 //! work. Policies are data, one for each kind of core.
 
 use half::bf16;
@@ -10,6 +10,7 @@ pub const LINE: usize = 64 / size_of::<bf16>();
 
 /// The sizes that a budget depends on.
 #[derive(Clone, Copy, Debug)]
+#[allow(dead_code, reason = "for backends that not every build has")]
 pub struct Shape {
     /// Rows of the panel that C1 and V1 are at.
     pub panel_rows: usize,
@@ -36,7 +37,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Nothing is prefetched: the processor's own prefetcher keeps up.
+    /// Nothing is prefetched: the processor's own prefetcher is fast enough.
     pub const NONE: Self = Self::c1(0, 0);
 
     /// C1 prefetches all keys that it needs `distance` keys later.
@@ -52,6 +53,7 @@ impl Budget {
 
 /// The cache that lines are brought to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(dead_code, reason = "for backends that not every build has")]
 pub enum Hint {
     /// L1d, and all behind it.
     L1,
@@ -275,8 +277,8 @@ mod tiles {
             let listed: Vec<_> = rows.iter().map(|i| &memory[i * WIDTH..][..WIDTH]).collect();
             for steps in 1..40 {
                 let (lines, tiles) = prefetched(&memory, &listed, steps);
-                let whole = |i: &usize| lines[9 * i..][..9].iter().all(|&n| n > 0);
-                assert!(rows.iter().all(whole), "{steps}: {lines:?}");
+                let complete = |i: &usize| lines[9 * i..][..9].iter().all(|&n| n > 0);
+                assert!(rows.iter().all(complete), "{steps}: {lines:?}");
                 assert!(tiles <= rows.len() * 9_usize.div_ceil(steps * TILE_LINES));
             }
         }

@@ -99,6 +99,12 @@ pub trait Simd: Copy {
         self.prefetch(at);
     }
 
+    /// Whether this core had better prefetch into L2 than into L1d where memory limits.
+    #[inline(always)]
+    fn prefetches_into_l2(self) -> bool {
+        false
+    }
+
     /// `2^t`; zero below `2^-126`, NaN for NaN.
     #[inline(always)]
     fn exp2(self, t: Self::F32) -> Self::F32 {
@@ -108,7 +114,7 @@ pub trait Simd: Copy {
         let shifted = self.add(t, round);
         let y = self.exp2_fraction(self.sub(t, self.sub(shifted, round)));
         // The paper's lemma: times 2^j is an addition to the exponent, and t >= -126
-        // keeps it within the lemma's premise. The bits of ROUND are shifted out.
+        // it meets the lemma's premise. The bits of ROUND are shifted out.
         let j = self.shl::<23>(self.to_bits(shifted));
         let scaled = self.from_bits(self.add_i32(self.to_bits(y), j));
         let flushed = self.not_ge(t, self.splat(EXP2_MIN));
@@ -120,8 +126,8 @@ pub trait Simd: Copy {
     /// [`exp2`](Self::exp2) of each, step by step where the compiler would compute one after the other.
     #[inline(always)]
     fn exp2_each<const N: usize>(self, mut t: [Self::F32; N]) -> [Self::F32; N] {
-        for i in 0..N {
-            t[i] = self.exp2(t[i]);
+        for t in &mut t {
+            *t = self.exp2(*t);
         }
         t
     }
@@ -222,8 +228,8 @@ pub fn split<S: Simd>(simd: S, pairs: S::I32) -> [S::F32; 2] {
 /// [`super::Kernel::rescale`].
 #[inline(always)]
 pub fn rescale<S: Simd>(simd: S, xs: &mut [f32], increment: Increment) {
-    let whole = xs.len() / S::LANES * S::LANES;
-    let (chunks, rest) = xs.split_at_mut(whole);
+    let full = xs.len() / S::LANES * S::LANES;
+    let (chunks, rest) = xs.split_at_mut(full);
     for chunk in lanes_mut::<S>(chunks) {
         let x = simd.add_increment(simd.load(chunk), increment.bits());
         simd.store(x, chunk);

@@ -14,8 +14,8 @@ pub trait StoreP<S: Simd>: Copy {
     /// Whether the largest P of a row and block is a power of two in exact mode with P in one part: rounding
     /// leaves it alone, and C2's products have a factor ([`L0a::weights`]).
     const WEIGHTED: bool = false;
-    /// From this share of the row's sum so far on, the largest P of a block has a residual, which C2 adds.
-    const RESIDUAL_SHARE: f32 = 0.0;
+    /// From this fraction of the row's sum so far on, the largest P of a block has a residual, which C2 adds.
+    const RESIDUAL_FRACTION: f32 = 0.0;
 
     /// Stores two keys' probabilities, of a pair and a vector of the rows, with `LOW` also what
     /// their rounding took, and adds what was stored to `sum` if there is one.
@@ -71,14 +71,14 @@ pub trait RoundPairs<S: Simd>: Copy {
 }
 
 #[allow(dead_code, reason = "for backends that not every build has")]
-/// P in BF16. `RESIDUAL` is one over [`StoreP::RESIDUAL_SHARE`]; 0 makes P [weighted](StoreP::WEIGHTED).
+/// P in BF16. `RESIDUAL` is one over [`StoreP::RESIDUAL_FRACTION`]; 0 makes P [weighted](StoreP::WEIGHTED).
 #[derive(Clone, Copy)]
 pub struct StoreBf16<R, const RESIDUAL: u32 = 0>(pub R);
 
 impl<S: Simd, R: RoundPairs<S>, const RESIDUAL: u32> StoreP<S> for StoreBf16<R, RESIDUAL> {
     const UNROUNDED: bool = false;
     #[expect(clippy::cast_precision_loss, reason = "a small number")]
-    const RESIDUAL_SHARE: f32 = if RESIDUAL == 0 {
+    const RESIDUAL_FRACTION: f32 = if RESIDUAL == 0 {
         0.0
     } else {
         1.0 / RESIDUAL as f32
@@ -115,6 +115,7 @@ impl<S: Simd, R: RoundPairs<S>, const RESIDUAL: u32> StoreP<S> for StoreBf16<R, 
 /// [`super::Kernel::softmax`], with `beside` after each pair and vector. `max` has the largest scores if C1
 /// found them.
 #[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "inlined everywhere")]
 pub fn softmax<S: Advance, T: StoreP<S>>(
     simd: S,
     to: T,
@@ -166,7 +167,11 @@ pub fn softmax<S: Advance, T: StoreP<S>>(
     }
     if !T::UNROUNDED && !T::WEIGHTED && call.precision == Precision::Bf16 {
         // With the compensation the row's largest P is exact, and no residual is needed.
-        largest.store_residuals(T::RESIDUAL_SHARE, &mut p.residuals, &mut state.rounded_sum);
+        largest.store_residuals(
+            T::RESIDUAL_FRACTION,
+            &mut p.residuals,
+            &mut state.rounded_sum,
+        );
     }
 }
 
@@ -333,12 +338,12 @@ pub fn weights<S: Simd>(simd: S, offset: S::F32) -> [S::F32; 2] {
     const ROUND: f32 = 12_582_912.0;
     let near = simd.max(offset, simd.splat(LEAST));
     let above = simd.add(simd.sub(near, simd.splat(0.5)), simd.splat(ROUND));
-    let whole = simd.sub(above, simd.splat(ROUND));
+    let integer = simd.sub(above, simd.splat(ROUND));
     // Rows that see no key, or none above -inf.
     let none = simd.not_ge(offset, simd.splat(f32::MIN));
     [
-        simd.select(none, simd.splat(f32::NEG_INFINITY), whole),
-        simd.exp2(simd.sub(offset, whole)),
+        simd.select(none, simd.splat(f32::NEG_INFINITY), integer),
+        simd.exp2(simd.sub(offset, integer)),
     ]
 }
 
@@ -352,12 +357,17 @@ struct Largest {
 impl Largest {
     /// Stores their residuals, and adds them to the sums of what is stored.
     #[inline(always)]
-    fn store_residuals(&self, share: f32, residuals: &mut Residuals, sum: &mut [f32; PANEL_ROWS]) {
+    fn store_residuals(
+        &self,
+        fraction: f32,
+        residuals: &mut Residuals,
+        sum: &mut [f32; PANEL_ROWS],
+    ) {
         // Added to a small integer, it leaves that in the low bits.
         const SHIFT: f32 = 8_388_608.0;
         for (r, sum) in sum.iter_mut().enumerate() {
             let (p, key) = (self.p[r], (self.key[r] + SHIFT).to_bits() & 0xff);
-            let residual = if p < share * *sum {
+            let residual = if p < fraction * *sum {
                 0
             } else {
                 bf16_round(p - bf16_to_f32(bf16_round(p)))

@@ -63,6 +63,7 @@ fn difference(score: f32, scale: f32, reference: f32) -> f32 {
 /// V1 of some of the call's keys: `p` holds their scores, and P afterwards; 0 for those behind the last, up to whole `vectors`.
 /// The keys are those from a step's first on. Returns whether a reference moved.
 #[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "inlined everywhere")]
 pub fn softmax<S: Simd>(
     simd: S,
     call: &Softmax<'_>,

@@ -1,8 +1,6 @@
 //! What must not change a result: neighbours, the number of heads, used memory; and what little a
 //! call needs.
 
-use std::thread;
-
 use amla::{
     Argument, Backend, BackendId, Elements, Error, Output, Plan, Workspace, combine, decode,
     reference, run_task,
@@ -43,8 +41,8 @@ pub fn the_number_of_heads_does_not_matter(backend: Backend) {
                 // A last panel of that size takes other kernels there, or such a call does.
                 let other = match backend.id() {
                     BackendId::Avx512Bf16 => matches!(heads % 64, 1..=28),
-                    BackendId::Avx512 | BackendId::Amx => heads <= 16,
-                    _ => false,
+                    BackendId::NeonBf16 => false,
+                    _ => heads <= 16,
                 };
                 if other {
                     continue;
@@ -163,31 +161,6 @@ pub fn used_memory_does_not_matter(backend: Backend) {
                 combine(&problem, &plan, &mut partials, output)
             });
             assert!(got == want, "{:?}, {options:?}", case.shape);
-        }
-    }
-}
-
-/// Threads of hosts may have small stacks, fibers above all.
-pub fn a_call_takes_little_stack(backend: Backend) {
-    // As `amla_run` documents, and the thread's own part.
-    const STACK: usize = (64 + 16) << 10;
-    let options = default_on(backend);
-    for h_q in [1, 4, 8, 16, 28, 64, 300] {
-        for separate in [false, true] {
-            let mut case = Case::new(1, 1, 400, h_q, (576, 512));
-            if separate {
-                case = case.separate_v();
-            }
-            let problem = &case.problem();
-            let (mut workspace, (o, lse)) = (workspace(), case.sizes());
-            let (mut o, mut lse) = (pattern(o), pattern(lse));
-            let output = Output::dense(case.shape, Elements::F32(&mut o), &mut lse);
-            let call = || decode(problem, &options, &mut workspace, output);
-            thread::scope(|scope| {
-                let thread = thread::Builder::new().stack_size(STACK);
-                thread.spawn_scoped(scope, call).unwrap().join().unwrap()
-            })
-            .unwrap();
         }
     }
 }

@@ -17,8 +17,8 @@ mod tasks;
 
 use any::any_problem;
 use independence::{
-    a_call_takes_little_stack, empty_batch, neighbours_do_not_matter,
-    the_number_of_heads_does_not_matter, used_memory_does_not_matter,
+    empty_batch, neighbours_do_not_matter, the_number_of_heads_does_not_matter,
+    used_memory_does_not_matter,
 };
 use layouts::{
     bf16_is_f32_rounded, interleaved_outputs, keys_that_overlap, shared_inputs,
@@ -43,6 +43,5 @@ suites![
     the_number_of_heads_does_not_matter,
     used_memory_does_not_matter,
     empty_batch,
-    a_call_takes_little_stack,
     any_problem,
 ];

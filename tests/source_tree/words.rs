@@ -133,21 +133,7 @@ const TERMS: &[Term] = &[
 ];
 
 /// Files and folders to be cleaned.
-const NOT_CLEAN: &[&str] = &[
-    "examples/",
-    "src/ascend/",
-    "src/attend.rs",
-    "src/group.rs",
-    "src/kernel/",
-    "src/plan.rs",
-    "src/results.rs",
-    "src/stages.rs",
-    "src/tile.rs",
-    "tests/ascend.rs",
-    "tests/common/cli.rs",
-    "tests/decode_cli.rs",
-    "tests/utilization_cli.rs",
-];
+const NOT_CLEAN: &[&str] = &[];
 
 #[test]
 fn words_are_the_fields() {

@@ -43,11 +43,11 @@ struct Console;
 
 impl fmt::Write for Console {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        // In pieces, each with the zero that ends it.
+        // In parts, each with the zero that ends it.
         let mut line = [0; 64];
-        for piece in text.as_bytes().chunks(line.len() - 1) {
-            line[..piece.len()].copy_from_slice(piece);
-            line[piece.len()] = 0;
+        for part in text.as_bytes().chunks(line.len() - 1) {
+            line[..part.len()].copy_from_slice(part);
+            line[part.len()] = 0;
             write0(&line);
         }
         Ok(())

@@ -130,7 +130,7 @@ fn attend(memory: &mut Memory) -> Result<Report, amla::Error> {
         d_v: D_V,
     };
     let problem = Problem::dense(shape, &Q, &KV, 0.0625);
-    // Some backends multiply BF16; the others keep probabilities whole in either precision.
+    // Some backends multiply BF16; the others store probabilities unrounded in either precision.
     let options = Options {
         precision: Precision::Bf16x2,
         ..Options::default()

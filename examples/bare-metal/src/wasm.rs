@@ -26,7 +26,7 @@ struct Console;
 
 impl fmt::Write for Console {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        // SAFETY: the host reads the bytes of `text`, and keeps nothing.
+        // SAFETY: the host reads the bytes of `text`, and stores nothing.
         unsafe { print(text.as_ptr(), text.len()) };
         Ok(())
     }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use amla::{Pages, Problem, Shape, TailMask};
 use half::bf16;
 
+use super::layout::Table;
 use super::sparse::SparseKeys;
 use super::stored::{Elements, Stored};
 
@@ -38,14 +39,6 @@ pub struct Case {
     pub expected_lse: Option<Vec<f64>>,
     /// Notes for the user.
     pub notes: Vec<String>,
-}
-
-/// A block table, `[b, max_blocks]`; empty for sparse attention, whose indices count slots of pages.
-pub(super) struct Table {
-    pub entries: Vec<i32>,
-    pub max_blocks: usize,
-    pub page_size: usize,
-    pub pages: usize,
 }
 
 /// A tail mask, `tail / 64` words rounded up for each query.

@@ -1,6 +1,5 @@
 //! The layout of queries and keys: dense, ragged or paged; one tensor, or latent and rotary parts.
 
-use super::case::Table;
 use super::tensors::{Named, Tensors, missing};
 
 /// A tensor of queries or keys, or its two parts.
@@ -93,6 +92,14 @@ impl Queries {
     pub fn lead(&self) -> &[usize] {
         &self.rows[usize::from(self.indptr.is_some())..2]
     }
+}
+
+/// A block table, `[b, max_blocks]`; empty for sparse attention, whose indices count slots of pages.
+pub struct Table {
+    pub entries: Vec<i32>,
+    pub max_blocks: usize,
+    pub page_size: usize,
+    pub pages: usize,
 }
 
 /// Sizes and offsets of the keys.

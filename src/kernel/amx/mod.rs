@@ -1,5 +1,5 @@
 //! AMX with BF16 products: `tdpbf16ps` adds to a tile of 16 x 16 FP32 sums the products of 16 rows of 32
-//! BF16 and 32 rows of 16, which lie as 16 rows of pairs; subnormals are zeros.
+//! BF16 and 32 rows of 16, which are 16 rows of pairs; subnormals are zeros.
 //!
 //! | kernel | `a` | `b` | `c` |
 //! |---|---|---|---|
@@ -12,9 +12,9 @@
 //! a tile for each product then, which L1d serves where it can: C1 has all rows pass over 64 keys, C2 over a strip of V. Peak:
 //! 16384 FLOP per product.
 //!
-//! Memory doesn't keep up with products, so all stages prefetch the next block beside them.
+//! Memory is slower than products, so all stages prefetch the next block beside them.
 //!
-//! `docs/adr/0018` has what was measured.
+//! `docs/experiments.md` has what was measured.
 #![allow(unsafe_code, reason = "tile instructions and feature-gated calls")]
 
 mod pv;

@@ -1,4 +1,4 @@
-//! C2 of panels: `O += P V`, strip by strip. L1d keeps a packed strip of V while all panels pass over it.
+//! C2 of panels: `O += P V`, strip by strip. A packed strip of V stays in L1d while all panels pass over it.
 #![allow(unsafe_code, reason = "tile instructions, pointer loads")]
 
 use core::ops::Range;

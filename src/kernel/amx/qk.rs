@@ -72,7 +72,7 @@ pub fn qk(kernel: Amx, call: &Qk<'_>, q: &[[u32; PANEL_ROWS]], scratch: &mut L0b
 }
 
 /// The tiles of a visit in place, if its keys are whole tiles with the same distance from each key to the next; the
-/// first once more for those that it lacks. Each key has so many columns.
+/// first once more for those that it lacks. Each key has `columns` columns.
 fn visit(keys: &[&[bf16]], d_qk: usize) -> Option<tiles::Keys<4>> {
     let (groups, rest) = keys.as_chunks::<SIDE>();
     let first = strided(groups.first()?, d_qk)?;

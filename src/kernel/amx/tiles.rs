@@ -103,7 +103,7 @@ impl Strided {
         stride: 0,
     };
 
-    /// The same so many bytes further in each row.
+    /// The same `bytes` bytes further in each row.
     pub fn from(self, bytes: usize) -> Self {
         let at = self.at.wrapping_add(bytes);
         Self { at, ..self }
@@ -139,11 +139,11 @@ pub fn strided(rows: &[&[bf16]], columns: usize) -> Option<Strided> {
 impl Keys<4> {
     /// Whether each row of a tile is in one cache line, and doesn't take two loads.
     pub fn in_lines(&self) -> bool {
-        let whole = |at: usize| at.is_multiple_of(size_of::<[u32; SIDE]>());
-        whole(self.stride) && self.at.iter().all(|at| whole(at.addr()))
+        let aligned = |at: usize| at.is_multiple_of(size_of::<[u32; SIDE]>());
+        aligned(self.stride) && self.at.iter().all(|at| aligned(at.addr()))
     }
 
-    /// The same so many bytes further in each row.
+    /// The same `bytes` bytes further in each row.
     pub fn from(self, bytes: usize) -> Self {
         let at = self.at.map(|at| at.wrapping_add(bytes));
         Self { at, ..self }
@@ -218,7 +218,7 @@ impl Tiles {
     /// C1, two tiles of keys by two of rows: `s[key][row] += sum over steps of k[key] q[row]`, from 0 if not `add`.
     ///
     /// # Safety
-    /// There is a step at least. Each of 32 keys has so many times 64 bytes to read, `q` has two squares of 16 x 16 pairs in
+    /// There is a step at least. Each of 32 keys has `steps` times 64 bytes to read, `q` has two squares of 16 x 16 pairs in
     /// each 4096 bytes, and `s` 32 rows of 32 sums, 256 bytes apart.
     #[inline]
     pub unsafe fn scores(
@@ -317,7 +317,7 @@ impl Tiles {
     /// `add`.
     ///
     /// # Safety
-    /// There is a step at least. `p` has so many times 16 rows of 32 pairs to read, as tiles of rows x pairs, `v` as many
+    /// There is a step at least. `p` has `steps` times 16 rows of 32 pairs to read, as tiles of rows x pairs, `v` as many
     /// times 16 pairs of 32 columns, and `o` 32 rows of 32 sums; rows of all are 256 bytes apart.
     #[inline]
     pub unsafe fn outputs(

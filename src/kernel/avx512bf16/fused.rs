@@ -29,8 +29,10 @@ use core::ops::Range;
 
 use super::common::*;
 use super::p;
-use super::skinny::{self, PIECES, interleaved, read, write};
-use crate::kernel::zmm::fused_rows::{self, Block, Lines, Mla, Other, Prefetch, Requests, Widths};
+use super::skinny::{self, VECTOR_PAIRS, interleaved, read, write};
+use crate::kernel::zmm::fused_rows::{
+    self, Block, Lines, Mla, Other, Prefetch, PrefetchRows, Widths,
+};
 use crate::kernel::zmm::softmax_rows::{self, ByRow, GROUP, KEYS, Known};
 
 /// The largest group.
@@ -43,7 +45,7 @@ const PAIRS: usize = KEYS / 2;
 const SHORT: usize = 1;
 const LONG: usize = 4;
 /// Keys between a step's last and the first that it prefetches: into L1d, a longer distance would evict keys in use.
-const GAP: usize = 4;
+const MARGIN: usize = 4;
 /// Keys between a long step's first and the first that it prefetches, where a core drops prefetches: C1 takes keys twice
 /// as fast as it prefetches others, so that its last ones are just behind those.
 const DISTANCE: usize = LONG * KEYS / 2 + 8;
@@ -56,8 +58,8 @@ const TIMES: usize = 3;
 const LATER: [usize; TIMES] = [0, 6, 12];
 
 // The last step may have a single key of the block, and prefetches as many as it computes on.
-const _: () = assert!(FUSED_KEYS >= BLOCK_KEYS + KEYS + LONG * KEYS + GAP);
-const _: () = assert!(LATER[TIMES - 1] <= KEYS + GAP && KEYS + GAP <= DISTANCE);
+const _: () = assert!(FUSED_KEYS >= BLOCK_KEYS + KEYS + LONG * KEYS + MARGIN);
+const _: () = assert!(LATER[TIMES - 1] <= KEYS + MARGIN && KEYS + MARGIN <= DISTANCE);
 
 /// How a core prefetches the keys to come.
 trait Policy: Copy {
@@ -184,7 +186,7 @@ impl<W: Widths> Call<'_, W> {
             if VECTORS == LONG && P::TIMES > 1 {
                 DISTANCE
             } else {
-                VECTORS * KEYS + GAP
+                VECTORS * KEYS + MARGIN
             }
         };
         let mut s = ByRow([[[0.0; KEYS]; VECTORS]; _]);
@@ -336,7 +338,7 @@ impl<W: Widths, P: Policy, const TILES: usize> Step<'_, W, P, TILES> {
                         rows.0[2 * group + second].wrapping_add(half * self.half_lines * LINE)
                     }
                 });
-                // Unrolled, prefetches would be moved together, and Q to the stack.
+                // Unrolled, prefetches would be moved side by side, and Q to the stack.
                 for i in 0..self.half_lines {
                     let v = half * self.half_lines + i;
                     self.prefetch(&mut next);
@@ -389,15 +391,15 @@ impl<W: Widths, P: Policy, const TILES: usize> Step<'_, W, P, TILES> {
             if row > 0 { &rows[half..] } else { rows }
         });
         let times = TILES * self.widths.strips();
-        let requests = Requests::of(next, self.widths, times);
+        let requests = PrefetchRows::of(next, self.widths, times);
         for (strip, o) in o.chunks_mut(self.rows).enumerate() {
             let o: &mut [_; N] = &mut o[row..].as_chunks_mut().0[0];
             if *skipped >> strip & 1 != 0 {
                 continue;
             }
-            let mut acc = [[[_mm512_setzero_ps(); 2]; PIECES]; N];
+            let mut acc = [[[_mm512_setzero_ps(); 2]; VECTOR_PAIRS]; N];
             for r in 0..N {
-                for i in 0..PIECES {
+                for i in 0..VECTOR_PAIRS {
                     acc[r][i] = read(&o[r], i);
                 }
             }
@@ -432,7 +434,7 @@ impl<W: Widths, P: Policy, const TILES: usize> Step<'_, W, P, TILES> {
                     let p = _mm512_set1_ps(residual.p);
                     // SAFETY: values are valid for the columns of all strips, of which this is one by the assertion.
                     let v = unsafe { converted(self.values.as_flattened()[residual.key], strip) };
-                    for i in 0..PIECES {
+                    for i in 0..VECTOR_PAIRS {
                         for (acc, v) in acc[r][i].iter_mut().zip(v[i]) {
                             *acc = _mm512_mask3_fmadd_ps(p, v, *acc, counts);
                         }
@@ -451,14 +453,14 @@ impl<W: Widths, P: Policy, const TILES: usize> Step<'_, W, P, TILES> {
                 }
             }
             for r in 0..N {
-                for i in 0..PIECES {
+                for i in 0..VECTOR_PAIRS {
                     write(&mut o[r], i, acc[r][i]);
                 }
             }
         }
     }
 
-    /// C2 of a strip and a vector of keys by dots, with P in so many parts.
+    /// C2 of a strip and a vector of keys by dots, with P in `PARTS` parts.
     #[inline]
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn add_dots<const N: usize, const PARTS: usize>(
@@ -467,11 +469,11 @@ impl<W: Widths, P: Policy, const TILES: usize> Step<'_, W, P, TILES> {
         values: &[*const bf16; KEYS],
         parts: [[&[u32; PAIRS]; N]; PARTS],
         lines: &mut Lines<TIMES>,
-        mut acc: [[[__m512; 2]; PIECES]; N],
-    ) -> [[[__m512; 2]; PIECES]; N] {
+        mut acc: [[[__m512; 2]; VECTOR_PAIRS]; N],
+    ) -> [[[__m512; 2]; VECTOR_PAIRS]; N] {
         assert!(strip < self.widths.strips() && self.pairs <= PAIRS);
         let values: &[_; PAIRS] = &values.as_chunks().0.as_chunks().0[0];
-        // Unrolled, loads and requests of several pairs would be moved together, and accumulators to the stack.
+        // Unrolled, loads and prefetches of several pairs would be moved side by side, and accumulators to the stack.
         for k in 0..self.pairs {
             lines.prefetch_first(self);
             // SAFETY: values are valid for the columns of all strips, of which this is one by the assertion.
@@ -479,7 +481,7 @@ impl<W: Widths, P: Policy, const TILES: usize> Step<'_, W, P, TILES> {
             lines.prefetch_second(self);
             for p in &parts {
                 for r in 0..N {
-                    for i in 0..PIECES {
+                    for i in 0..VECTOR_PAIRS {
                         add(&mut acc[r][i], &v[i], p[r][k]);
                     }
                 }
@@ -508,11 +510,11 @@ impl<W, P: Policy, const TILES: usize> Prefetch<TIMES> for Step<'_, W, P, TILES>
 /// The value is valid for reads of the strip's columns.
 #[inline]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-unsafe fn converted(value: *const bf16, strip: usize) -> [[__m512; 2]; PIECES] {
-    let mut v = [[_mm512_setzero_ps(); 2]; PIECES];
-    for i in 0..PIECES {
-        // SAFETY: the caller's promise; pieces are the strip's.
-        v[i] = unsafe { converted_piece(value, strip * STRIP + i * skinny::PIECE) };
+unsafe fn converted(value: *const bf16, strip: usize) -> [[__m512; 2]; VECTOR_PAIRS] {
+    let mut v = [[_mm512_setzero_ps(); 2]; VECTOR_PAIRS];
+    for i in 0..VECTOR_PAIRS {
+        // SAFETY: the caller's promise; vector pairs are the strip's.
+        v[i] = unsafe { converted_columns(value, strip * STRIP + i * skinny::VECTOR_PAIR) };
     }
     v
 }
@@ -523,9 +525,9 @@ unsafe fn converted(value: *const bf16, strip: usize) -> [[__m512; 2]; PIECES] {
 /// The value is valid for reads of these columns.
 #[inline]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-unsafe fn converted_piece(value: *const bf16, column: usize) -> [__m512; 2] {
+unsafe fn converted_columns(value: *const bf16, column: usize) -> [__m512; 2] {
     let zero = _mm512_setzero_si512();
-    // SAFETY: the caller's promise; a piece is 64 bytes, and the load needs no alignment.
+    // SAFETY: the caller's promise; a vector pair is 64 bytes, and the load needs no alignment.
     let row = unsafe { _mm512_loadu_si512(value.add(column).cast()) };
     [
         _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, row)),
@@ -544,7 +546,7 @@ fn rows_of<T, const N: usize, const V: usize>(p: &[[T; V]], row: usize, vector: 
     rows
 }
 
-/// A piece of a row of O and a pair's P, times their values.
+/// A vector pair of a row of O and a pair's P, times their values.
 #[inline]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn add(o: &mut [__m512; 2], v: &[__m512i; 2], p: u32) {
@@ -674,9 +676,9 @@ fn residuals(
     state: &mut RowState,
 ) -> Option<(__mmask16, [f32; LANES])> {
     /// The share of a row's sum from which on a P has a residual: 2^-6 of its error of 2^-9.
-    const SHARE: f32 = 1.0 / 64.0;
+    const FRACTION: f32 = 1.0 / 64.0;
     let largest = zmm.exp2(load(offset));
-    let least = _mm512_mul_ps(totals, _mm512_set1_ps(SHARE));
+    let least = _mm512_mul_ps(totals, _mm512_set1_ps(FRACTION));
     let carried = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(largest, least);
     let carried = carried & __mmask16::MAX >> (LANES - rows);
     if carried == 0 {

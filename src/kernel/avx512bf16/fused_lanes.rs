@@ -12,9 +12,7 @@
 //!
 //! C1 prefetches half of the keys to come, C2 the other half: into L1d, each line once and with dots before the next. V1
 //! prefetches a line of each row of C2's half, lest memory waits for C2. Half a step before, they prefetch a line of every third row, which is
-//! one in each page for MLA's contiguous rows: prefetches wait for page walks.
-//!
-//! O's columns are those of [`super::fused`].
+//! one in each page for MLA's contiguous rows: prefetches wait for page walks. O's columns are those of [`super::fused`].
 #![allow(unsafe_code, reason = "pointer loads and stores")]
 #![allow(
     clippy::needless_range_loop,
@@ -26,9 +24,9 @@ use core::ops::Range;
 
 use super::common::*;
 use super::p;
-use super::skinny::{self, PIECES, read, write};
+use super::skinny::{self, VECTOR_PAIRS, read, write};
 use crate::kernel::softmax::{self, RoundPairs as _};
-use crate::kernel::zmm::fused_rows::{self, Block, Mla, Other, Prefetch, Requests, Widths};
+use crate::kernel::zmm::fused_rows::{self, Block, Mla, Other, Prefetch, PrefetchRows, Widths};
 use crate::kernel::zmm::softmax_rows::{self, KEYS};
 
 /// The largest group.
@@ -102,7 +100,7 @@ pub fn pack_q(d_qk: usize, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
     }
 }
 
-/// Scores of a step. Not cleared for each block, nor is P: together that takes a hundredth of the block's time.
+/// Scores of a step. Not cleared for each block, nor is P: both take a hundredth of the block's time.
 #[repr(align(64))]
 struct Scores {
     /// Two keys of each row side by side.
@@ -113,7 +111,7 @@ struct Scores {
     largest: [[f32; LANES]; GROUP_OF_3 / 2],
 }
 
-/// Which rows see which keys, as scores lie.
+/// Which rows see which keys, in the order of scores.
 type Seen = [__mmask16; STEP / 2];
 
 /// P of a step.
@@ -213,8 +211,8 @@ impl<W: Widths> Call<'_, W> {
         let zmm = kernel.zmm;
         let qk = Step::<W>::qk::<GROUP, HALF, VECTORS, SHARED> as *const ();
         let tile = Step::<W>::tile::<N> as *const ();
-        keep_in_l2(zmm, qk, QK_LINES);
-        keep_in_l2(zmm, tile, TILE_LINES);
+        prefetch_code(zmm, qk, QK_LINES);
+        prefetch_code(zmm, tile, TILE_LINES);
         let mut s = Scores {
             of: [const { MaybeUninit::uninit() }; _],
             len: 0,
@@ -288,9 +286,9 @@ impl<W: Widths> Call<'_, W> {
 
 /// The index of two vectors of O.
 #[derive(Clone, Copy)]
-struct Piece {
+struct StripPart {
     strip: usize,
-    piece: usize,
+    part: usize,
 }
 
 /// A step's keys and those to come.
@@ -311,8 +309,8 @@ struct Step<'a, W> {
 }
 
 impl<W: Widths> Step<'_, W> {
-    /// C1 of so many keys, and of some behind them, in tiles of so many keys, which are so many pairs, and vectors of rows, of which
-    /// so many have two.
+    /// C1 of `keys` keys and some behind them. A tile has `GROUP` keys, or `HALF` pairs of them, and `VECTORS` vectors of rows, of
+    /// which `SHARED` have two.
     #[inline]
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn scores<const GROUP: usize, const HALF: usize, const VECTORS: usize, const SHARED: usize>(
@@ -363,7 +361,7 @@ impl<W: Widths> Step<'_, W> {
         // two cache lines, and would be waited for.
         let (keys, mut next) = (*keys, *next);
         let mut acc = [[_mm512_setzero_ps(); VECTORS]; GROUP];
-        // Not unrolled, or prefetches would be moved together.
+        // Not unrolled, or prefetches would be moved side by side.
         for line in 0..self.lines {
             for dot in 0..DOTS {
                 for acc in &mut acc {
@@ -377,12 +375,12 @@ impl<W: Widths> Step<'_, W> {
                 }
                 let mut pairs = [as_pairs(_mm512_setzero_si512()); VECTORS];
                 for v in 0..VECTORS {
-                    // SAFETY: `q` has the vectors of so many dots for each line, by the assertion.
+                    // SAFETY: `q` has the vectors of `DOTS` dots for each line, by the assertion.
                     let q = unsafe { q.get_unchecked(line * DOTS + dot) };
                     pairs[v] = load_pairs(&q[v]);
                 }
                 for k in 0..GROUP {
-                    // SAFETY: a key is valid for as many lines as `widths` says, of so many dots each, and this is one of them, by the
+                    // SAFETY: a key is valid for as many lines as `widths` says, of `DOTS` dots each, and this is one of them, by the
                     // assertion.
                     let key = unsafe { broadcast(keys[k].add(line * LINE + 2 * EACH * dot)) };
                     for v in 0..SHARED {
@@ -407,7 +405,7 @@ impl<W: Widths> Step<'_, W> {
                 sums[v] = added(first[v], second[v]);
             }
             if SHARED < VECTORS {
-                // In both halves; what lies where the eighth row would is a copy.
+                // In both halves; in place of an eighth row is a copy.
                 sums[SHARED] = _mm512_add_ps(sums[SHARED], swapped_halves(sums[SHARED]));
             } else if VECTORS == 3 {
                 // The sixth row; the last two are copies.
@@ -454,39 +452,39 @@ impl<W: Widths> Step<'_, W> {
     #[inline]
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn strip<const N: usize>(&self, strip: usize, probs: &Probs, o: &mut [[f32; STRIP]; N]) {
-        for piece in 0..PIECES {
-            self.tile(Piece { strip, piece }, probs, o);
+        for part in 0..VECTOR_PAIRS {
+            self.tile(StripPart { strip, part }, probs, o);
         }
     }
 
-    /// C2 of a piece of a strip: all `N` rows of O. Prefetches the lines of the piece, with each part of P.
+    /// C2 of a part of a strip: all `N` rows of O. Prefetches the lines of the part, with each part of P.
     #[inline(never)]
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn tile<const N: usize>(
         &self,
-        Piece { strip, piece }: Piece,
+        StripPart { strip, part }: StripPart,
         probs: &Probs,
         o: &mut [[f32; STRIP]; N],
     ) {
         const { assert!(N <= ROWS) };
-        assert!(strip < self.widths.strips() && piece < PIECES);
+        assert!(strip < self.widths.strips() && part < VECTOR_PAIRS);
         assert!(self.pairs <= PAIRS && self.values.len() * PAIRS <= probs.pairs);
-        let times = PIECES * self.widths.strips();
-        let time = PIECES * strip + piece;
+        let times = VECTOR_PAIRS * self.widths.strips();
+        let time = VECTOR_PAIRS * strip + part;
         // All of them for the pages of what the next C1 prefetches.
         self.touch(STEP + STEP / 2 * time / times);
-        let requests = Requests::of([self.next_in_c2], self.widths, times);
-        let column = strip * STRIP + piece * skinny::PIECE;
+        let requests = PrefetchRows::of([self.next_in_c2], self.widths, times);
+        let column = strip * STRIP + part * skinny::VECTOR_PAIR;
         let mut acc = [[_mm512_setzero_ps(); 2]; N];
         for part in &probs.parts[..probs.len] {
             for (vector, values) in self.values.iter().enumerate() {
                 let mut lines = requests.pass(time * self.values.len() + vector, PAIRS, self);
                 let values: &[[_; 2]; PAIRS] = &values.as_chunks().0.as_chunks().0[0];
-                // Unrolled, loads and prefetches of several pairs would be moved together, and accumulators to the stack.
+                // Unrolled, loads and prefetches of several pairs would be moved side by side, and accumulators to the stack.
                 for k in 0..self.pairs {
                     lines.prefetch(self);
                     // SAFETY: values are valid for the columns of all strips, of which these are some by the assertion.
-                    let v = unsafe { skinny::interleaved_piece(&values[k], column) };
+                    let v = unsafe { skinny::interleaved_columns(&values[k], column) };
                     // SAFETY: V1 has written the pairs of all vectors of keys in each part that C2 takes, and a vector has no more,
                     // by the assertion.
                     let p = unsafe { part.get_unchecked(vector * PAIRS + k).assume_init_ref() };
@@ -500,11 +498,11 @@ impl<W: Widths> Step<'_, W> {
         }
         for r in 0..N {
             let weight = _mm512_set1_ps(probs.weights[r]);
-            let mut sums = read(&o[r], piece);
+            let mut sums = read(&o[r], part);
             for i in 0..2 {
                 sums[i] = _mm512_fmadd_ps(acc[r][i], weight, sums[i]);
             }
-            write(&mut o[r], piece, sums);
+            write(&mut o[r], part, sums);
         }
     }
 }
@@ -521,7 +519,7 @@ impl<W> Prefetch<1> for Step<'_, W> {
 /// it then.
 #[inline]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-fn keep_in_l2(zmm: Zmm, code: *const (), lines: usize) {
+fn prefetch_code(zmm: Zmm, code: *const (), lines: usize) {
     for line in 0..lines {
         zmm.prefetch(code.cast::<bf16>().wrapping_add(line * LINE));
     }
@@ -585,8 +583,10 @@ unsafe fn broadcast(key: *const bf16) -> __m512bh {
 #[inline]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn to_lanes(rows: __m512) -> __m512 {
-    let row = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-    _mm512_permutexvar_ps(row, rows)
+    _mm512_permutexvar_ps(
+        _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7),
+        rows,
+    )
 }
 
 /// From both lanes of a row, which are the same, to one for each row; and copies behind these.
@@ -750,7 +750,6 @@ fn converted(p: __m512bh) -> [__m512; 2] {
 }
 
 /// Which rows see which of a step's keys.
-#[inline]
 fn seen(call: &Softmax<'_>, first: usize, len: usize) -> Seen {
     let mut seen = [__mmask16::MAX; _];
     if call.mask.is_none() && len.is_multiple_of(KEYS) {
@@ -775,11 +774,9 @@ fn seen(call: &Softmax<'_>, first: usize, len: usize) -> Seen {
 
 impl Scores {
     /// What C1 has written.
-    #[inline]
     fn written(&self) -> &[[f32; LANES]] {
-        let of = &self.of[..self.len];
         // SAFETY: C1 has written `len` of them, tile by tile.
-        unsafe { core::slice::from_raw_parts(of.as_ptr().cast(), of.len()) }
+        unsafe { core::slice::from_raw_parts(self.of.as_ptr().cast(), self.of[..self.len].len()) }
     }
 }
 

@@ -1,7 +1,7 @@
 //! P as C2 wants it: 16 rows at a time, of those all pairs of keys (the NPU's L0A has blocks of 16 rows, too).
 //!
 //! In a tile of pairs x rows those of a few rows are 256 bytes apart, and share a quarter of L1d's sets with a strip of V
-//! (`docs/adr/0033`).
+//! (`docs/design.md`).
 #![allow(unsafe_code, reason = "pointer loads and stores")]
 #![allow(
     clippy::needless_range_loop,

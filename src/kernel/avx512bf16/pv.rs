@@ -1,7 +1,7 @@
 //! C2 of panels: strip by strip, all rows of all panels over one strip of V.
 //!
 //! V has to be interleaved by pairs of keys. The first rows' tile does it on its way: the dots of six rows hide
-//! what reading and writing a strip costs. L1d keeps the packed strip (24 KiB) while all rows pass over it.
+//! what reading and writing a strip costs. The packed strip (24 KiB) stays in L1d while all rows pass over it.
 #![allow(unsafe_code, reason = "pointer loads and stores")]
 #![allow(
     clippy::needless_range_loop,

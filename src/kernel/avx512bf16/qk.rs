@@ -2,7 +2,7 @@
 //!
 //! C1 walks the query's width in chunks of 96 (the paper's baseK): the panel's chunk is 12 KiB and stays in
 //! L1d while all keys of the block pass over it, and sums of 96 products round less than sums of 576.
-//! Tiles end a few keys at a time (`docs/experiments.md`, C1).
+//! Tiles reduce a few keys at a time (`docs/experiments.md`, C1).
 #![allow(unsafe_code, reason = "pointer loads and stores")]
 #![allow(
     clippy::needless_range_loop,
@@ -29,7 +29,7 @@ pub fn qk<const KEYS: usize, const VECS: usize, const GROUP: usize>(
     let keys = call.keys.as_slice();
     let d_qk = 2 * q.len();
     let Some(&last) = keys.last() else { return };
-    // A group at the end repeats the last key; nobody reads the copies.
+    // A group at the reduce repeats the last key; nobody reads the copies.
     let mut rows = [last; BLOCK_KEYS];
     for (row, key) in rows.iter_mut().zip(keys) {
         *row = &key[..d_qk];
@@ -71,7 +71,7 @@ struct KeyTile<'a, const KEYS: usize> {
     next_column: usize,
 }
 
-/// Pairs at a tile's end that its keys take a few at a time.
+/// Pairs at a tile's reduce that its keys take a few at a time.
 const LAST: usize = 8;
 
 impl<const KEYS: usize> KeyTile<'_, KEYS> {
@@ -93,7 +93,7 @@ impl<const KEYS: usize> KeyTile<'_, KEYS> {
     ) {
         const { assert!(KEYS.is_multiple_of(GROUP) && KEYS <= 3 * GROUP) };
         let mut acc = [[_mm512_setzero_ps(); VECS]; KEYS];
-        // A minimum, for the compiler not to know how many: it would unroll, and bring dependent dots together.
+        // A minimum, for the compiler not to know how many: it would unroll, and bring dependent dots side by side.
         let (most, last) = q.split_at(q.len() - q.len().min(LAST));
         for (line, q) in most.chunks(LANES).enumerate() {
             // A few at a time: a core drops prefetches for which it has no slot.
@@ -108,12 +108,12 @@ impl<const KEYS: usize> KeyTile<'_, KEYS> {
         // The line that the chunk ends in, where it doesn't begin with one.
         self.prefetch(2 * PAIRS_K - 1);
         let column = self.column + 2 * most.len();
-        self.end::<VECS, GROUP, 0>(last, column, &acc, s, max.as_deref_mut());
+        self.reduce::<VECS, GROUP, 0>(last, column, &acc, s, max.as_deref_mut());
         if KEYS > GROUP {
-            self.end::<VECS, GROUP, 1>(last, column, &acc, s, max.as_deref_mut());
+            self.reduce::<VECS, GROUP, 1>(last, column, &acc, s, max.as_deref_mut());
         }
         if KEYS > 2 * GROUP {
-            self.end::<VECS, GROUP, 2>(last, column, &acc, s, max);
+            self.reduce::<VECS, GROUP, 2>(last, column, &acc, s, max);
         }
     }
 
@@ -121,7 +121,7 @@ impl<const KEYS: usize> KeyTile<'_, KEYS> {
     /// accumulators to be indexed by constants, as they have to be in registers.
     #[inline]
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-    fn end<const VECS: usize, const GROUP: usize, const G: usize>(
+    fn reduce<const VECS: usize, const GROUP: usize, const G: usize>(
         &self,
         q: &[[u32; PANEL_ROWS]],
         column: usize,
@@ -183,7 +183,7 @@ fn accumulate<const KEYS: usize, const VECS: usize>(
         let q: [__m512bh; VECS] = core::array::from_fn(|v| load_pairs(&q.as_chunks().0[v]));
         let column = column + 2 * pair;
         for (acc, k) in acc.iter_mut().zip(keys) {
-            // SAFETY: column + 1 < column + 2 * q.len() for all of q, and k holds so many
+            // SAFETY: column + 1 < column + 2 * q.len() for all of q, and k holds as many
             // elements, asserted above; the load needs no alignment.
             let k = unsafe { k.as_ptr().add(column).cast::<i32>().read_unaligned() };
             let k = as_pairs(_mm512_set1_epi32(k));

@@ -158,9 +158,9 @@ impl<const D_QK: usize> KeyTile<'_, D_QK> {
 }
 
 /// Columns that two vectors of O hold: those of one vector of V.
-pub const PIECE: usize = 2 * LANES;
-/// Pieces of a strip.
-pub const PIECES: usize = STRIP / PIECE;
+pub const VECTOR_PAIR: usize = 2 * LANES;
+/// Vector pairs of a strip.
+pub const VECTOR_PAIRS: usize = STRIP / VECTOR_PAIR;
 
 /// C2 of up to [`C2_ROWS`] rows: [`Kernel::pv`]. Returns the strips that it skipped.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
@@ -208,8 +208,8 @@ struct C2<'a, const D_V: usize> {
     values: &'a [[&'a [bf16; D_V]; 2]],
 }
 
-/// The accumulators of a tile: rows x pieces x the two halves of a piece.
-type Acc<const ROWS: usize> = [[[__m512; 2]; PIECES]; ROWS];
+/// The accumulators of a tile: rows x vector pairs x 2.
+type Acc<const ROWS: usize> = [[[__m512; 2]; VECTOR_PAIRS]; ROWS];
 
 impl<const D_V: usize> C2<'_, D_V> {
     /// The next of `rows` rows, from `row` on. Returns how many; if these are the first, 0 where values aren't finite and O
@@ -232,7 +232,7 @@ impl<const D_V: usize> C2<'_, D_V> {
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn tile<const ROWS: usize>(&self, strip: usize, row: usize, o: &mut [ORow]) -> usize {
         let o: &mut [[f32; STRIP]; ROWS] = &mut o[row..].as_chunks_mut().0[0];
-        let mut acc: Acc<ROWS> = [[[_mm512_setzero_ps(); 2]; PIECES]; ROWS];
+        let mut acc: Acc<ROWS> = [[[_mm512_setzero_ps(); 2]; VECTOR_PAIRS]; ROWS];
         // As panels do: `pv::StripTile::accumulates_in_o`.
         let in_o = !self.low.is_empty() && self.increment.is_some();
         if in_o {
@@ -240,7 +240,7 @@ impl<const D_V: usize> C2<'_, D_V> {
             let mut moved = *o;
             rescale(self.zmm, self.increment, row, &mut moved);
             for r in 0..ROWS {
-                for i in 0..PIECES {
+                for i in 0..VECTOR_PAIRS {
                     let o: &[_; 2] = &moved[r].as_chunks().0.as_chunks().0[i];
                     acc[r][i] = in_halves([load(&o[0]), load(&o[1])]);
                 }
@@ -265,7 +265,7 @@ impl<const D_V: usize> C2<'_, D_V> {
         let before = self.increment.is_some() && !in_o;
         let weights = &self.weights[row..][..ROWS];
         for r in 0..ROWS {
-            for i in 0..PIECES {
+            for i in 0..VECTOR_PAIRS {
                 let o: &mut [_; 2] = &mut o[r].as_chunks_mut().0.as_chunks_mut().0[i];
                 let columns = in_order(acc[r][i]);
                 for j in 0..2 {
@@ -288,13 +288,13 @@ impl<const D_V: usize> C2<'_, D_V> {
     ) -> Acc<ROWS> {
         assert!((strip + 1) * STRIP <= D_V && row + ROWS <= C2_ROWS);
         for (p, pair) in p.iter().zip(self.values) {
-            // SAFETY: the values are references to D_V elements, and the strip lies within these, asserted above.
+            // SAFETY: the values are references to D_V elements, and the strip is within these, asserted above.
             let v = unsafe { interleaved(&pair.map(|row| row.as_ptr()), strip) };
             for r in 0..ROWS {
                 // SAFETY: row + ROWS <= C2_ROWS, asserted above.
                 let p = unsafe { *p.get_unchecked(row + r) };
                 let p = as_pairs(_mm512_set1_epi32(p.cast_signed()));
-                for i in 0..PIECES {
+                for i in 0..VECTOR_PAIRS {
                     acc[r][i][0] = _mm512_dpbf16_ps(acc[r][i][0], as_pairs(v[i][0]), p);
                     acc[r][i][1] = _mm512_dpbf16_ps(acc[r][i][1], as_pairs(v[i][1]), p);
                 }
@@ -304,7 +304,7 @@ impl<const D_V: usize> C2<'_, D_V> {
     }
 }
 
-/// A piece's columns from how V's halves of 128 bits interleave: four of the first vector of 16 are followed by those eight further on.
+/// A vector pair's columns from how V's halves of 128 bits interleave: four of the first vector of 16 are followed by those eight further on.
 #[inline]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn in_order([a, b]: [__m512; 2]) -> [__m512; 2] {
@@ -350,7 +350,7 @@ pub fn permute(o: &mut [ORow], to: Columns) {
 fn finite<const ROWS: usize>(acc: &Acc<ROWS>) -> bool {
     let mut wrong = 0;
     for r in 0..ROWS {
-        for i in 0..PIECES {
+        for i in 0..VECTOR_PAIRS {
             wrong |= _mm512_fpclass_ps_mask::<NOT_FINITE>(acc[r][i][0]);
             wrong |= _mm512_fpclass_ps_mask::<NOT_FINITE>(acc[r][i][1]);
         }
@@ -364,23 +364,23 @@ fn finite<const ROWS: usize>(acc: &Acc<ROWS>) -> bool {
 /// Both values are valid for reads of the strip's columns.
 #[inline]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub unsafe fn interleaved(pair: &[*const bf16; 2], strip: usize) -> [[__m512i; 2]; PIECES] {
-    let mut v = [[_mm512_setzero_si512(); 2]; PIECES];
-    for i in 0..PIECES {
-        // SAFETY: the caller's promise; pieces are the strip's.
-        v[i] = unsafe { interleaved_piece(pair, strip * STRIP + i * PIECE) };
+pub unsafe fn interleaved(pair: &[*const bf16; 2], strip: usize) -> [[__m512i; 2]; VECTOR_PAIRS] {
+    let mut v = [[_mm512_setzero_si512(); 2]; VECTOR_PAIRS];
+    for i in 0..VECTOR_PAIRS {
+        // SAFETY: the caller's promise; vector pairs are the strip's.
+        v[i] = unsafe { interleaved_columns(pair, strip * STRIP + i * VECTOR_PAIR) };
     }
     v
 }
 
-/// The same of a piece, from its first column on.
+/// The same of a vector pair, from its first column on.
 ///
 /// # Safety
 /// Both values are valid for reads of its columns.
 #[inline]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub unsafe fn interleaved_piece([even, odd]: &[*const bf16; 2], column: usize) -> [__m512i; 2] {
-    // SAFETY: the caller's promise; a piece is 64 bytes, and the loads need no alignment.
+pub unsafe fn interleaved_columns([even, odd]: &[*const bf16; 2], column: usize) -> [__m512i; 2] {
+    // SAFETY: the caller's promise; a vector pair is 64 bytes, and the loads need no alignment.
     let (even, odd) = unsafe {
         (
             _mm512_loadu_si512(even.add(column).cast()),
@@ -393,18 +393,18 @@ pub unsafe fn interleaved_piece([even, odd]: &[*const bf16; 2], column: usize) -
     ]
 }
 
-/// A piece of a row of O.
+/// A vector pair of a row of O.
 #[inline]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub fn read(o: &[f32; STRIP], piece: usize) -> [__m512; 2] {
-    let o: &[_; 2] = &o.as_chunks().0.as_chunks().0[piece];
+pub fn read(o: &[f32; STRIP], i: usize) -> [__m512; 2] {
+    let o: &[_; 2] = &o.as_chunks().0.as_chunks().0[i];
     o.map(|o| load(&o))
 }
 
 #[inline]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub fn write(o: &mut [f32; STRIP], piece: usize, acc: [__m512; 2]) {
-    let o: &mut [_; 2] = &mut o.as_chunks_mut().0.as_chunks_mut().0[piece];
+pub fn write(o: &mut [f32; STRIP], i: usize, acc: [__m512; 2]) {
+    let o: &mut [_; 2] = &mut o.as_chunks_mut().0.as_chunks_mut().0[i];
     for i in 0..2 {
         store(&mut o[i], acc[i]);
     }

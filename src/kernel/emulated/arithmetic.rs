@@ -155,7 +155,7 @@ pub fn _mm512_mask3_fmadd_ps(a: __m512, b: __m512, c: __m512, mask: __mmask16) -
     __m512(select(mask, _mm512_fmadd_ps(a, b, c).0, c.0))
 }
 
-/// To a whole number, with the sign that it had.
+/// To an integer; zero takes its sign from the operand.
 #[inline]
 pub fn _mm512_roundscale_ps<const HOW: i32>(x: __m512) -> __m512 {
     const { assert!(HOW & !(_MM_FROUND_NO_EXC | 3) == 0) };
@@ -281,11 +281,6 @@ pub fn _mm512_mask_fpclass_ps_mask<const CLASSES: i32>(mask: __mmask16, x: __m51
 #[inline(always)]
 pub fn _mm512_add_epi32(a: __m512i, b: __m512i) -> __m512i {
     __m512i(zip(a.0, b.0, i32::wrapping_add))
-}
-
-#[inline(always)]
-pub fn _mm512_max_epi32(a: __m512i, b: __m512i) -> __m512i {
-    __m512i(zip(a.0, b.0, i32::max))
 }
 
 #[inline(always)]

@@ -1,4 +1,4 @@
-//! Assembly, in place of [`core::arch::asm`]: an interpreter of blocks on AMX's tiles.
+//! Assembly: an `asm!` that interprets blocks on AMX's tiles.
 //!
 //! A block is interpreted as it is written for the processor, so that nobody writes it twice. It has general registers
 //! for operands, eight tiles, and the instructions of [`Op`]; another one, a register without a name or a label that isn't
@@ -33,7 +33,7 @@ macro_rules! asm {
     };
     (@ $t:tt [$($name:expr => $value:expr,)*] inout(zmm_reg) $vector:expr $(, $($rest:tt)*)?) => {{
         $(let _ = $value;)*
-        let _: &mut $crate::kernel::arch::__m512 = &mut $vector;
+        let _ = &mut $vector;
     }};
     (@ $t:tt $o:tt $name:ident = inout(zmm_reg) $value:expr $(, $($rest:tt)*)?) => {
         asm!(@ $t $o inout(zmm_reg) $value)
@@ -106,7 +106,7 @@ enum Source {
     Number(usize),
 }
 
-/// An instruction; where it goes on, if not at the next one.
+/// An instruction.
 #[derive(Clone, Copy)]
 enum Op<'a> {
     /// `ldtilecfg`: of the one configuration that blocks are for.
@@ -123,8 +123,9 @@ enum Op<'a> {
     Dec(Register),
     /// `test` of a register with itself.
     Test(Register),
-    /// `mov` of a register, or of what lies in memory.
+    /// `mov` between registers.
     Move(Register, Register),
+    /// `mov` from memory.
     Load(Register, Address),
     Jump(&'a str),
     JumpIfNotZero(&'a str),
@@ -133,7 +134,7 @@ enum Op<'a> {
 /// Runs a block: templates, the operands' names and their values.
 ///
 /// # Safety
-/// As for the block itself: what it reads and writes is there.
+/// What the block reads and writes is there.
 pub unsafe fn run(templates: &[&str], names: &[&str], registers: &mut [usize]) {
     const MOST: usize = 64;
     let mut ops = [Op::Nothing; MOST];
@@ -141,78 +142,97 @@ pub unsafe fn run(templates: &[&str], names: &[&str], registers: &mut [usize]) {
     for (op, template) in ops.iter_mut().zip(templates) {
         *op = decode(template, names);
     }
-    let mut tiles = [[[u32::MAX; 16]; 16]; 8];
-    let (mut at, mut zero) = (0, false);
+    let mut processor = Processor {
+        registers,
+        tiles: [[[u32::MAX; 16]; 16]; 8],
+        zero: false,
+    };
+    let mut at = 0;
     while at < templates.len() {
-        let address = |Address {
-                           base,
-                           index,
-                           offset,
-                       }: Address,
-                       row: usize,
-                       registers: &[usize]| {
-            let stride = index.map_or(0, |index| registers[index]);
-            let first = registers[base].wrapping_add(offset);
-            first.wrapping_add(row.wrapping_mul(stride))
-        };
-        let value = |source, registers: &[usize]| match source {
-            Source::Register(register) => registers[register],
-            Source::Number(number) => number,
-        };
-        let mut set = |register: Register, value: usize, registers: &mut [usize]| {
-            registers[register] = value;
-            zero = value == 0;
-        };
-        let from = at;
-        at += 1;
-        match ops[from] {
-            Op::Nothing => {}
-            Op::Configure(operand) => {
-                // SAFETY: the caller's promise: a configuration is there to be read.
-                let read = unsafe { read::<[u8; 64]>(address(operand, 0, registers)) };
-                assert!(read == EIGHT_OF_16_X_64, "another configuration of tiles");
+        at = match ops[at] {
+            Op::Jump(label) => target(templates, at, label),
+            Op::JumpIfNotZero(label) if !processor.zero => target(templates, at, label),
+            op => {
+                // SAFETY: the caller's promise.
+                unsafe { processor.execute(op) };
+                at + 1
             }
-            Op::TileZero(tile) => tiles[tile] = [[0; 16]; 16],
+        };
+    }
+}
+
+/// What a block can change beside memory.
+struct Processor<'a> {
+    registers: &'a mut [usize],
+    tiles: [Tile; 8],
+    /// The flag: whether the last result was zero.
+    zero: bool,
+}
+
+impl Processor<'_> {
+    /// Executes an instruction that doesn't jump.
+    ///
+    /// # Safety
+    /// What it reads and writes is there.
+    unsafe fn execute(&mut self, op: Op<'_>) {
+        match op {
+            Op::Nothing | Op::Jump(_) | Op::JumpIfNotZero(_) => {}
+            Op::Configure(operand) => {
+                // SAFETY: the caller's promise.
+                let config = unsafe { read::<[u8; 64]>(self.address(operand, 0)) };
+                assert!(config == EIGHT_OF_16_X_64, "another configuration of tiles");
+            }
+            Op::TileZero(tile) => self.tiles[tile] = [[0; 16]; 16],
             Op::TileLoad(tile, operand) => {
-                for (i, row) in tiles[tile].iter_mut().enumerate() {
-                    // SAFETY: the caller's promise: each row is there to be read.
-                    *row = unsafe { read(address(operand, i, registers)) };
+                for row in 0..16 {
+                    // SAFETY: the caller's promise.
+                    self.tiles[tile][row] = unsafe { read(self.address(operand, row)) };
                 }
             }
             Op::TileStore(operand, tile) => {
-                for (i, row) in tiles[tile].iter().enumerate() {
-                    let to: *mut [u32; 16] =
-                        core::ptr::with_exposed_provenance_mut(address(operand, i, registers));
-                    // SAFETY: the caller's promise: there is room for each row.
-                    unsafe { to.write_unaligned(*row) };
+                for row in 0..16 {
+                    let to = self.address(operand, row);
+                    let to: *mut [u32; 16] = core::ptr::with_exposed_provenance_mut(to);
+                    // SAFETY: the caller's promise.
+                    unsafe { to.write_unaligned(self.tiles[tile][row]) };
                 }
             }
             Op::TileDots([sums, a, b]) => {
-                let (a, b) = (tiles[a], tiles[b]);
-                tdpbf16ps(&mut tiles[sums], &a, &b);
+                let (a, b) = (self.tiles[a], self.tiles[b]);
+                tdpbf16ps(&mut self.tiles[sums], &a, &b);
             }
-            Op::Add(register, source) => {
-                let sum = registers[register].wrapping_add(value(source, registers));
-                set(register, sum, registers);
+            Op::Add(to, source) => {
+                self.set(to, self.registers[to].wrapping_add(self.value(source)))
             }
-            Op::Shl(register, source) => {
-                let shifted = registers[register] << value(source, registers);
-                set(register, shifted, registers);
-            }
-            Op::Dec(register) => set(register, registers[register].wrapping_sub(1), registers),
-            Op::Test(register) => set(register, registers[register], registers),
-            Op::Move(to, from) => registers[to] = registers[from],
+            Op::Shl(to, source) => self.set(to, self.registers[to] << self.value(source)),
+            Op::Dec(to) => self.set(to, self.registers[to].wrapping_sub(1)),
+            Op::Test(register) => self.set(register, self.registers[register]),
+            Op::Move(to, from) => self.registers[to] = self.registers[from],
             Op::Load(to, operand) => {
-                // SAFETY: the caller's promise: a word is there to be read.
-                registers[to] = unsafe { read(address(operand, 0, registers)) };
-            }
-            Op::Jump(label) => at = target(templates, from, label),
-            Op::JumpIfNotZero(label) => {
-                if !zero {
-                    at = target(templates, from, label);
-                }
+                // SAFETY: the caller's promise.
+                self.registers[to] = unsafe { read(self.address(operand, 0)) };
             }
         }
+    }
+
+    /// Of a row of a tile, whose index is the distance between rows.
+    fn address(&self, operand: Address, row: usize) -> usize {
+        let stride = operand.index.map_or(0, |index| self.registers[index]);
+        let first = self.registers[operand.base].wrapping_add(operand.offset);
+        first.wrapping_add(row.wrapping_mul(stride))
+    }
+
+    fn value(&self, source: Source) -> usize {
+        match source {
+            Source::Register(register) => self.registers[register],
+            Source::Number(number) => number,
+        }
+    }
+
+    /// Writes a register, and the flag.
+    fn set(&mut self, register: Register, value: usize) {
+        self.registers[register] = value;
+        self.zero = value == 0;
     }
 }
 

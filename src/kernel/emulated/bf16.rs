@@ -6,7 +6,7 @@
 //! the same).
 
 use super::arithmetic::{nan, quiet};
-use super::moves::{parts, whole};
+use super::moves::{joined, parts};
 use super::types::*;
 use super::{map, zip};
 
@@ -31,7 +31,7 @@ pub fn _mm512_cvtneps_pbh(x: __m512) -> __m256bh {
 /// `low` comes first.
 #[inline]
 pub fn _mm512_cvtne2ps_pbh(high: __m512, low: __m512) -> __m512bh {
-    __m512bh(whole([map(low.0, round), map(high.0, round)]))
+    __m512bh(joined([map(low.0, round), map(high.0, round)]))
 }
 
 #[inline(always)]

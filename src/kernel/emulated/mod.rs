@@ -12,7 +12,7 @@
 //! | [`shuffles`] | permutations |
 //! | [`conversions`] | between FP32, FP16 and integers |
 //! | [`bf16`] | conversions to BF16 and dots |
-//! | [`assembly`] | an interpreter of the few instructions that blocks on tiles have |
+//! | [`assembly`] | `asm!`: an interpreter of blocks on tiles |
 //!
 //! MXCSR is as a program starts: rounding to nearest, no exceptions, subnormals as they are. The dots and conversions
 //! of BF16 and AMX don't look at it: these round to nearest and take subnormals as zeros.
@@ -31,10 +31,7 @@
     clippy::cast_precision_loss,
     reason = "instructions cut and round"
 )]
-#![allow(
-    clippy::needless_range_loop,
-    reason = "by lanes, of several vectors at once"
-)]
+#![allow(clippy::needless_range_loop, reason = "by lanes, of several vectors at once")]
 #![cfg_attr(
     not(amla_emulated),
     allow(dead_code, unused_imports, unused_macros, reason = "only tests use the twins")

@@ -153,7 +153,7 @@ pub(super) fn parts<T: Copy, const PARTS: usize, const PART: usize, const N: usi
 
 /// The vector that has such parts.
 #[inline(always)]
-pub(super) fn whole<T: Copy, const PARTS: usize, const PART: usize, const N: usize>(
+pub(super) fn joined<T: Copy, const PARTS: usize, const PART: usize, const N: usize>(
     x: [[T; PART]; PARTS],
 ) -> [T; N] {
     const { assert!(PARTS * PART == N) };
@@ -206,24 +206,24 @@ pub fn _mm256_extractf128_ps<const PART: i32>(x: __m256) -> __m128 {
 pub fn _mm512_insertf32x4<const PART: i32>(x: __m512, part: __m128) -> __m512 {
     let mut x: [_; 4] = parts(x.0);
     x[PART as usize] = part.0;
-    __m512(whole(x))
+    __m512(joined(x))
 }
 
 #[inline(always)]
 pub fn _mm512_inserti64x4<const PART: i32>(x: __m512i, part: __m256i) -> __m512i {
     let mut x: [_; 2] = parts(x.0);
     x[PART as usize] = part.0;
-    __m512i(whole(x))
+    __m512i(joined(x))
 }
 
 #[inline(always)]
 pub fn _mm512_broadcast_i64x4(x: __m256i) -> __m512i {
-    __m512i(whole([x.0; 2]))
+    __m512i(joined([x.0; 2]))
 }
 
 #[inline(always)]
 pub fn _mm512_mask_broadcast_f32x4(from: __m512, mask: __mmask16, x: __m128) -> __m512 {
-    _mm512_mask_mov_ps(from, mask, __m512(whole([x.0; 4])))
+    _mm512_mask_mov_ps(from, mask, __m512(joined([x.0; 4])))
 }
 
 /// The lanes of `yes` where the mask has a bit, and of `no` elsewhere.

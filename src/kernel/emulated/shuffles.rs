@@ -2,7 +2,7 @@
 
 use bytemuck::cast;
 
-use super::moves::{parts, whole};
+use super::moves::{joined, parts};
 use super::types::*;
 
 /// Lanes of `a`, then of `b`, by their numbers, of which the lowest bits count.
@@ -77,7 +77,7 @@ pub fn _mm512_shuffle_ps<const HOW: i32>(a: __m512, b: __m512) -> __m512 {
 #[inline(always)]
 fn shuffle_128<T: Copy>(how: i32, a: [T; 16], b: [T; 16]) -> [T; 16] {
     let (a, b): ([[T; 4]; 4], [[T; 4]; 4]) = (parts(a), parts(b));
-    whole(core::array::from_fn::<_, 4, _>(|i| {
+    joined(core::array::from_fn::<_, 4, _>(|i| {
         let from = if i < 2 { &a } else { &b };
         from[two_bits(how, i)]
     }))

@@ -85,14 +85,14 @@ impl Random {
         bits
     }
 
-    /// A small whole number, and sometimes what is between or next to two.
+    /// A small integer, a half between two, or the number next to one.
     fn count(&mut self, lane: usize) -> u32 {
-        let whole = f32::from(u16::try_from(self.word() % 600).unwrap()) - 300.0;
+        let integer = f32::from(u16::try_from(self.word() % 600).unwrap()) - 300.0;
         match self.word() % 4 {
             0 => self.float(lane),
-            1 => (whole + 0.5).to_bits(),
-            2 => whole.to_bits() ^ 1,
-            _ => whole.to_bits(),
+            1 => (integer + 0.5).to_bits(),
+            2 => integer.to_bits() ^ 1,
+            _ => integer.to_bits(),
         }
     }
 
@@ -163,14 +163,14 @@ fn draw<K: Kind>(random: &mut Random) -> (K::Native, K::Twin) {
     let bits: [u32; 16] = core::array::from_fn(|lane| K::lane(random, lane));
     const { assert!(size_of::<K::Native>() == size_of::<K::Twin>()) };
     const { assert!(size_of::<K::Native>() <= 64) };
-    // SAFETY: both are of so many bytes at most, of which every pattern is a value.
+    // SAFETY: neither is larger than the operand of `transmute_copy`, and every pattern is a value of both.
     unsafe { (transmute_copy(&bits), transmute_copy(&bits)) }
 }
 
 /// The first bytes of a result.
 fn bytes<const N: usize, T: Copy>(x: &T) -> [u8; N] {
     const { assert!(size_of::<T>() >= N) };
-    // SAFETY: these have so many bytes, all of them initialised: vectors and integers have no padding.
+    // SAFETY: `T` has `N` bytes, by the assertion, and all are initialised: vectors and integers have no padding.
     unsafe { transmute_copy(x) }
 }
 
@@ -254,7 +254,6 @@ twins! {
     _mm512_fpclass_ps_mask::<NOT_FINITE>(x: Ps) -> 2;
     _mm512_mask_fpclass_ps_mask::<NOT_FINITE>(mask: Mask, x: Ps) -> 2;
     _mm512_add_epi32(a: Si, b: Si) -> 64;
-    _mm512_max_epi32(a: Si, b: Si) -> 64;
     _mm512_max_epu16(a: Si, b: Si) -> 64;
     _mm512_slli_epi32::<16>(x: Si) -> 64;
     _mm512_slli_epi32::<N>(x: Si) -> 64;
@@ -481,9 +480,9 @@ fn products_of_tiles() {
     }
 }
 
-/// Sums of products of whole numbers, which any order gives.
+/// Sums of products of integers: exact in any order.
 #[test]
-fn products_of_whole_numbers() {
+fn products_of_integers() {
     use super::assembly::asm as interpreted;
 
     #[expect(clippy::cast_possible_truncation, reason = "the upper half")]

@@ -4,7 +4,7 @@
 //! leave no room for that, steps have 64 keys: Q and O, which come from L2 then, come for as many. Meanwhile the keys to come
 //! are prefetched, line by line in memory order.
 //!
-//! | stage | register tile | streams |
+//! | stage | register tile | operands |
 //! |---|---|---|
 //! | C1 | `keys` x `rows`, features in the lanes | Q, a vector of each row in turn; K in place |
 //! | V1 | a row's keys in the lanes ([`softmax_rows`]) | S and P, row by row |
@@ -30,9 +30,9 @@ use crate::kernel::softmax_rows::{self, Bases, Scores};
 use crate::kernel::{
     FUSED_KEYS, FUSED_MULTIPLE, FusedBlock, FusedEnd, Skipped, Softmax, Strips, pointers, scalar,
 };
-use crate::tile::{BLOCK_KEYS, L0a, ORow, QPanel, RowState, STRIP};
+use crate::tile::{BLOCK_KEYS, L0a, MAX_D_QK, ORow, QPanel, RowState, STRIP};
 
-/// The largest group, where the fused kernel beats those for panels up to so many rows.
+/// The largest group, where the fused kernel beats those for panels up to `limit` rows.
 pub const fn rows(limit: usize) -> usize {
     if limit < softmax_rows::ROWS {
         limit
@@ -47,6 +47,8 @@ const SHORT: usize = GROUP;
 const LONG: usize = softmax_rows::KEYS;
 /// Keys between a step's last and the first that it prefetches.
 const DISTANCE: usize = 4;
+/// Cache lines of the widest key.
+const MAX_LINES: usize = MAX_D_QK / LINE;
 
 // The last step may have a single key of the block, and prefetches as many as it computes on.
 const _: () = assert!(FUSED_KEYS >= BLOCK_KEYS + GROUP + LONG + DISTANCE);
@@ -91,7 +93,7 @@ pub struct Block<'a> {
     keys: &'a [*const bf16; FUSED_KEYS],
     /// Each is valid for reads of `strips` strips.
     values: &'a [*const bf16; FUSED_KEYS],
-    /// Rows to prefetch. These may lie anywhere.
+    /// Rows to prefetch. These may be anywhere.
     prefetch: &'a [*const bf16; FUSED_KEYS],
     /// Lines of a key.
     lines: usize,
@@ -100,7 +102,7 @@ pub struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// That of so many rows.
+    /// That of `rows` rows.
     pub fn of<const D_QK: usize, const D_V: usize>(
         block: &FusedBlock<'a, D_QK, D_V>,
         rows: usize,
@@ -124,12 +126,29 @@ pub struct Step<'a> {
     rows: usize,
     q: &'a [f32],
     lines: usize,
-    /// Whole groups. Each is valid for reads of `lines` lines.
+    strips: usize,
+    /// Rows that C2 prefetches for each of its visits to a strip, a group of keys each.
+    rows_each: usize,
+    /// Full groups. Each is valid for reads of `lines` lines.
     keys: &'a [*const bf16],
     /// Each is valid for reads of O's strips.
     values: &'a [[*const bf16; GROUP]],
     /// The rows that C1 prefetches, and those that C2 does: half as many as keys each.
     prefetch: [&'a [*const bf16]; 2],
+    /// Whether they are prefetched into L2, or else into L1d.
+    into_l2: bool,
+}
+
+impl Step<'_> {
+    #[inline(always)]
+    fn prefetch_line<S: Simd>(&self, simd: S, row: *const bf16, line: usize) {
+        let at = row.wrapping_add(line * LINE);
+        if self.into_l2 {
+            simd.prefetch_l2(at);
+        } else {
+            simd.prefetch(at);
+        }
+    }
 }
 
 /// O, and its strips that C2 skips.
@@ -154,28 +173,32 @@ pub fn fused<T: Tiles>(
     let at_once = if rows <= SHORT_ROWS { SHORT } else { LONG };
     let mut scores = Scores([[0.0; _]; _]);
     let mut bases = Bases::of(call, state);
+    let into_l2 = tiles.prefetches_into_l2();
     let mut output = Output {
         o: &mut o[..block.strips * rows],
         skipped: 0,
     };
     for first in (from..call.keys).step_by(at_once) {
         let keys = first..call.keys.min(first + at_once);
-        // Whole groups: the scores of keys beyond count for nothing.
-        let whole = keys.len().next_multiple_of(GROUP);
-        let prefetch = &block.prefetch[first + at_once + DISTANCE..][..whole];
+        // Full groups: the scores of keys beyond count for nothing.
+        let padded = keys.len().next_multiple_of(GROUP);
+        let prefetch = &block.prefetch[first + at_once + DISTANCE..][..padded];
         let step = Step {
             rows,
             q: block.q,
             lines: block.lines,
-            keys: &block.keys[first..][..whole],
-            values: block.values[first..][..whole].as_chunks().0,
-            prefetch: prefetch.split_at(whole / 2).into(),
+            strips: block.strips,
+            rows_each: GROUP / 2 / block.strips,
+            into_l2,
+            keys: &block.keys[first..][..padded],
+            values: block.values[first..][..padded].as_chunks().0,
+            prefetch: prefetch.split_at(padded / 2).into(),
         };
         for (row, qk) in row_tiles(rows, T::QK) {
             // SAFETY: the token proves the features.
             unsafe { qk(tiles, &step, row, &mut scores) };
         }
-        let vectors = whole / T::LANES;
+        let vectors = padded / T::LANES;
         let moved = softmax_rows::softmax(
             tiles,
             call,
@@ -217,16 +240,19 @@ pub fn fused<T: Tiles>(
     FusedEnd::ALL
 }
 
-/// Rows in as few tiles as can be, of about the same size: where each begins.
+/// Rows in as few register tiles as can be, of about the same height: where each begins, and its kernel.
 #[inline(always)]
 fn row_tiles<F: Copy>(rows: usize, tiles: &[F]) -> impl Iterator<Item = (usize, F)> {
-    let height = rows.div_ceil(rows.div_ceil(tiles.len()));
-    (0..rows)
-        .step_by(height)
-        .map(move |row| (row, tiles[height.min(rows - row) - 1]))
+    let count = rows.div_ceil(tiles.len());
+    let mut row = 0;
+    (0..count).map(move |done| {
+        let height = (rows - row).div_ceil(count - done);
+        row += height;
+        (row - height, tiles[height - 1])
+    })
 }
 
-/// C1: scores of the `N` rows from `row` on, `K` keys at a time. These prefetch a row for each pair of keys, or half a row.
+/// C1: scores of the `N` rows from `row` on, `K` keys at a time: two or four. For each pair of keys it prefetches a row.
 #[inline(always)]
 pub fn qk<S: Simd, const N: usize, const K: usize>(
     simd: S,
@@ -234,32 +260,27 @@ pub fn qk<S: Simd, const N: usize, const K: usize>(
     row: usize,
     s: &mut Scores,
 ) {
-    const { assert!(4usize.is_multiple_of(K) && LINE.is_multiple_of(2 * S::LANES)) };
-    // Lines at once: a single key has one line to prefetch for two of its own.
-    let lines = const { if K == 1 { 2 } else { 1 } };
-    // Sums of even elements and of odd ones apart, where there are too few for the latency of the multiply-adds.
-    let chains = const { if N * K < 6 { 2 } else { 1 } };
+    const { assert!((K == 2 || K == 4) && LINE.is_multiple_of(2 * S::LANES)) };
+    let vectors = const { LINE / (2 * S::LANES) };
+    // A single row has sums of even elements and of odd ones apart: too few otherwise for the latency of the multiply-adds.
+    let chains = const { if N == 1 { 2 } else { 1 } };
     let rows = step.rows;
     assert!(row + N <= rows && step.q.len() == rows * step.lines * LINE);
+    let q = lanes::<S>(step.q);
     for (tile, keys) in step.keys.as_chunks::<K>().0.iter().enumerate() {
         let mut prefetch = [core::ptr::null(); K];
-        for i in 0..K.div_ceil(2) {
-            prefetch[i] = step.prefetch[0][(tile * K + 2 * i) / 2];
-        }
-        if K == 1 && tile % 2 == 1 {
-            prefetch[0] = prefetch[0].wrapping_add(step.lines / 2 * LINE);
-        }
+        prefetch[..K / 2].copy_from_slice(&step.prefetch[0][tile * K / 2..][..K / 2]);
         let mut acc = [[[simd.splat(0.0); N]; K]; 2];
-        for i in 0..step.lines / lines {
-            for j in 0..K.div_ceil(2) {
-                simd.prefetch_l2(prefetch[j].wrapping_add(i * LINE));
+        for line in 0..step.lines {
+            for i in 0..K / 2 {
+                step.prefetch_line(simd, prefetch[i], line);
             }
-            for j in 0..lines * LINE / (2 * S::LANES) {
-                let vector = i * (lines * LINE / (2 * S::LANES)) + j;
+            for i in 0..vectors {
+                let vector = line * vectors + i;
                 for half in 0..2 {
                     let mut key = [simd.splat(0.0); K];
                     for k in 0..K {
-                        // SAFETY: a key is valid for reads of so many lines, and their vectors.
+                        // SAFETY: a key is valid for reads of as many lines, and their vectors.
                         let pairs = unsafe { pairs_at(simd, keys[k], vector * 2 * S::LANES) };
                         key[k] = if half == 0 {
                             even(simd, pairs)
@@ -270,7 +291,7 @@ pub fn qk<S: Simd, const N: usize, const K: usize>(
                     for r in 0..N {
                         let at = (2 * vector + half) * rows + row + r;
                         // SAFETY: Q has two vectors of each row for each of a key's, as asserted.
-                        let q = simd.load(unsafe { lanes::<S>(step.q).get_unchecked(at) });
+                        let q = simd.load(unsafe { q.get_unchecked(at) });
                         for k in 0..K {
                             let acc = &mut acc[half % chains][k][r];
                             *acc = simd.mul_add(key[k], q, *acc);
@@ -313,14 +334,8 @@ pub fn pv<S: Simd, const N: usize, const V: usize>(
     const { assert!(STRIP.is_multiple_of(V * 2 * S::LANES)) };
     let zero = simd.splat(0.0);
     let p: &[_; N] = &p.0[row..].as_chunks().0[0];
-    let strips = output.o.len() / step.rows;
-    let mut prefetch = Prefetch::of(
-        step.prefetch[1],
-        step.lines,
-        strips * parts * step.values.len(),
-    );
     let mut before = [[0.0; STRIP]; N];
-    for strip in 0..strips {
+    for strip in 0..step.strips {
         if output.skipped >> strip & 1 != 0 {
             continue;
         }
@@ -344,11 +359,17 @@ pub fn pv<S: Simd, const N: usize, const V: usize>(
                 for r in 0..N {
                     probs[r] = &p[r].as_chunks().0[group];
                 }
-                prefetch.visit(simd, GROUP / parts);
-                for k in 0..GROUP {
-                    if k.is_multiple_of(parts) {
-                        prefetch.line(simd);
+                let visit = strip * step.values.len() + group;
+                let (line, end) = (part * step.lines / parts, (part + 1) * step.lines / parts);
+                for &row in &step.prefetch[1][visit * step.rows_each..][..step.rows_each] {
+                    // Unrolled: a loop that ends after some lines is mispredicted.
+                    for i in 0..const { MAX_LINES.div_ceil(STRIP / (V * 2 * S::LANES)) } {
+                        if line + i < end {
+                            step.prefetch_line(simd, row, line + i);
+                        }
                     }
+                }
+                for k in 0..GROUP {
                     let mut v = [[zero; 2]; V];
                     for i in 0..V {
                         let column = strip * STRIP + part * width + i * 2 * S::LANES;
@@ -417,56 +438,4 @@ unsafe fn finite(values: &[[*const bf16; GROUP]], strip: usize) -> bool {
         unsafe { core::slice::from_raw_parts(value, columns.end) }
     });
     scalar::finite(values, &columns)
-}
-
-/// Rows to prefetch line by line in memory order, over so many visits.
-struct Prefetch<'a> {
-    rows: core::slice::Iter<'a, *const bf16>,
-    /// Lines of a row.
-    lines: usize,
-    /// The next line, and how many of its row there are from there on.
-    at: *const bf16,
-    rest: usize,
-    /// Lines altogether, times the visits so far, and what is due of them.
-    total: usize,
-    visits: usize,
-    due: usize,
-}
-
-impl<'a> Prefetch<'a> {
-    #[inline(always)]
-    fn of(rows: &'a [*const bf16], lines: usize, visits: usize) -> Self {
-        Self {
-            rows: rows.iter(),
-            lines,
-            at: core::ptr::null(),
-            rest: 0,
-            total: rows.len() * lines,
-            visits,
-            due: 0,
-        }
-    }
-
-    /// Begins a visit: prefetches those of its lines that are beyond so many.
-    #[inline(always)]
-    fn visit<S: Simd>(&mut self, simd: S, apart: usize) {
-        self.due += self.total;
-        while self.due >= (apart + 1) * self.visits {
-            self.due -= self.visits;
-            self.line(simd);
-        }
-        self.due -= apart * self.visits;
-    }
-
-    /// Prefetches the next line.
-    #[inline(always)]
-    fn line<S: Simd>(&mut self, simd: S) {
-        if self.rest == 0 {
-            let Some(&row) = self.rows.next() else { return };
-            (self.at, self.rest) = (row, self.lines);
-        }
-        simd.prefetch_l2(self.at);
-        self.at = self.at.wrapping_add(LINE);
-        self.rest -= 1;
-    }
 }

@@ -28,8 +28,8 @@ const DEPTH: usize = 2 * PAIRS;
 /// Pairs of one step of C2: half of a block's.
 const KEY_PAIRS: usize = BLOCK_PAIRS / 2;
 
-/// The operand of which single numbers meet whole vectors: that of the tile's row `m` and
-/// element `h` (the odd one first) of pair `p` lies at `m * ROW + p * PAIR + h * HALF`.
+/// The operand of which single numbers meet steps vectors: that of the tile's row `m` and
+/// element `h` (the odd one first) of pair `p` is at `m * ROW + p * PAIR + h * HALF`.
 struct Single<'a, const ROW: usize, const PAIR: usize, const HALF: usize>(&'a [f32]);
 
 /// Pairs between C1's prefetches of keys to come, which are for panels of `prefetching` rows at most:
@@ -89,10 +89,10 @@ impl<S: Simd> Narrow<S> for Queries<'_> {
     }
 }
 
-/// V: the columns of a strip, as they lie in the cache. Of two vectors one has the columns of
+/// V: the columns of a strip, as in the cache. Of two vectors one has the columns of
 /// even index, one the others: that is what conversion yields.
 struct Values<'a> {
-    /// At least one, and the strip lies within each.
+    /// At least one, and the strip is within each.
     rows: &'a [&'a [bf16]],
     strip: usize,
 }
@@ -113,9 +113,9 @@ impl<S: Simd> Narrow<S> for Values<'_> {
         static ZEROS: [bf16; STRIP] = [bf16::ZERO; _];
         let (k, last) = (2 * p + 1 - h, self.rows.len() - 1);
         // SAFETY: both indices are at most `last`, of a row that there is, as `pv`, which alone makes one of these, takes its
-        // rows from `chunks`, none of which is empty; the strip lies within every row, as `pv` asserts.
+        // rows from `chunks`, none of which is empty; the strip is within every row, as `pv` asserts.
         let [row, prefetch] = unsafe {
-            [k, k + AHEAD].map(|k| {
+            [k, k + DISTANCE].map(|k| {
                 let row = self.rows.get_unchecked(k.min(last)).as_ptr();
                 row.add(self.strip * STRIP)
             })
@@ -125,7 +125,7 @@ impl<S: Simd> Narrow<S> for Values<'_> {
         if k > last {
             return &ZEROS;
         }
-        // SAFETY: STRIP elements from `row` on lie within the row, as argued above, and are
+        // SAFETY: STRIP elements from `row` on are within the row, as argued above, and are
         // borrowed for as long as `self`.
         unsafe { &*row.cast() }
     }
@@ -141,10 +141,10 @@ impl<S: Simd> Narrow<S> for Values<'_> {
     }
 }
 
-/// Rows of V asked for before they are needed.
-const AHEAD: usize = 8;
+/// Rows of V between a row and the one that is prefetched with it.
+const DISTANCE: usize = 8;
 
-/// What becomes of what is there.
+/// What the accumulators start from.
 #[derive(Clone, Copy)]
 enum Start<'a> {
     /// It is overwritten.
@@ -309,12 +309,12 @@ pub fn qk<S: Simd, const KEYS: usize, const N: usize, const STEP: usize>(
     let prefetch = &mut Spread::of(call.prefetch, tiles * q.len() / STEP);
     let [a, b] = scratch;
     let (a, b) = (a.0.as_flattened_mut(), operand(b));
-    let (whole, rest) = q.as_chunks::<PAIRS>();
-    for (step, q) in whole.iter().enumerate() {
+    let (steps, rest) = q.as_chunks::<PAIRS>();
+    for (step, q) in steps.iter().enumerate() {
         let feature = step * DEPTH;
         qk_step::<S, KEYS, N, STEP, DEPTH>(simd, q, rows, keys, feature, a, b, s, prefetch);
     }
-    let feature = whole.len() * DEPTH;
+    let feature = steps.len() * DEPTH;
     match rest.len() {
         0 => {}
         16 => qk_step::<S, KEYS, N, STEP, 32>(simd, rest, rows, keys, feature, a, b, s, prefetch),
@@ -342,7 +342,7 @@ fn qk_step<S: Simd, const KEYS: usize, const N: usize, const STEP: usize, const 
         Start::Add
     };
     for first in (0..keys.len()).step_by(KEYS) {
-        // Unless they were asked for long before.
+        // Unless they were prefetched long before.
         if STEP == PAIRS {
             for row in keys.iter().skip(first + KEYS).take(KEYS) {
                 let row = &row[feature..feature + WIDTH];

@@ -8,13 +8,13 @@ use crate::kernel::Epilogue;
 type OStrip = [ORow; PANEL_ROWS];
 
 /// The epilogue of a strip, of which `o` is, after the same over earlier keys.
-struct End<'a> {
+struct EpilogueRun<'a> {
     call: Epilogue<'a>,
     earlier: Option<&'a OStrip>,
     o: &'a OStrip,
 }
 
-impl Visitor for End<'_> {
+impl Visitor for EpilogueRun<'_> {
     /// The strip, and the rows that were stored.
     type Output = [OStrip; 2];
 
@@ -76,7 +76,7 @@ fn the_epilogue_has_the_same_bits_on_every_backend() {
                 increments: &increments,
                 inverse,
             };
-            let [got, stored] = backend.with(End {
+            let [got, stored] = backend.with(EpilogueRun {
                 call,
                 earlier,
                 o: &o,

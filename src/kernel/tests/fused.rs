@@ -11,7 +11,10 @@ use crate::kernel::{FUSED_KEYS, FUSED_MULTIPLE, FusedBlock, FusedEnd, heads, poi
 
 /// The rows that each backend's fused kernel takes at most. Backends that aren't listed have none.
 const LIMITS: &[(BackendId, usize)] = &[
-    (BackendId::Portable, 16),
+    (
+        BackendId::Portable,
+        if cfg!(target_feature = "avx") { 16 } else { 12 },
+    ),
     (BackendId::Avx2, 16),
     (BackendId::Neon, 16),
     (BackendId::Avx512, 16),

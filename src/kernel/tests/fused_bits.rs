@@ -157,8 +157,8 @@ fn latent_values_have_the_same_bits() {
     // Behind full vectors of keys there are no values of the block.
     for (rows, len) in cases().filter(|case| case.1.is_multiple_of(FUSED_MULTIPLE)) {
         // A kernel may look at pairs of neighbouring keys apart.
-        let places = [(0, 0), (2, 70), (5, 200), (len / 2, 300), (len - 1, 530)].map(Some);
-        for bad in [None].into_iter().chain(places) {
+        let slots = [(0, 0), (2, 70), (5, 200), (len / 2, 300), (len - 1, 530)].map(Some);
+        for bad in [None].into_iter().chain(slots) {
             let mut keys = operands.keys.clone();
             let mut hidden = [u64::MAX; BLOCK_KEYS];
             if let Some((key, column)) = bad {
@@ -232,8 +232,8 @@ fn calls_stop_where_values_are_not_finite() {
                 ..operands.run(rows, len)
             };
             // Each place has each value, in one or another number of rows.
-            let places = [(0, 0), (len / 2, 63), (len - 1, 300), (len - 1, 511)];
-            for (i, (key, column)) in places.into_iter().enumerate() {
+            let slots = [(0, 0), (len / 2, 63), (len - 1, 300), (len - 1, 511)];
+            for (i, (key, column)) in slots.into_iter().enumerate() {
                 let bad = [bf16::NAN, bf16::INFINITY, bf16::NEG_INFINITY][(rows + i) % 3];
                 let mut values = operands.values.clone();
                 values[key * MAX_D_V + column] = bad;

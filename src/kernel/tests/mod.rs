@@ -57,7 +57,7 @@ fn stores_p_unrounded(backend: Backend) -> bool {
     )
 }
 
-/// Whether P is relative to the block's largest, and C2 weights its products (`docs/adr/0035`).
+/// Whether P is relative to the block's largest, and C2 weights its products (`docs/algorithm.md`).
 fn weights_products(backend: Backend) -> bool {
     matches!(backend.id(), BackendId::Avx512Bf16 | BackendId::NeonBf16)
 }

@@ -38,7 +38,7 @@ const fn strip_of(element: usize) -> u32 {
 }
 
 /// Keys and columns of values that aren't finite, of [`LEN`] keys.
-const PLACES: [(usize, usize); 6] = [
+const SLOTS: [(usize, usize); 6] = [
     (0, 0),
     (1, 63),
     (2, 64),
@@ -49,9 +49,9 @@ const PLACES: [(usize, usize); 6] = [
 const LEN: usize = Skipped::TAIL + 5;
 
 /// Calls `check` with each of the places and bad values there, and the values.
-fn each_place(values: &[bf16], mut check: impl FnMut(&[bf16], usize, usize)) {
+fn each_slot(values: &[bf16], mut check: impl FnMut(&[bf16], usize, usize)) {
     let mut values = values.to_vec();
-    for (i, (key, column)) in PLACES.into_iter().enumerate() {
+    for (i, (key, column)) in SLOTS.into_iter().enumerate() {
         for bad in [bf16::NAN, [bf16::INFINITY, bf16::NEG_INFINITY][i % 2]] {
             let good = core::mem::replace(&mut values[key * MAX_D_V + column], bad);
             check(&values, key, column);
@@ -72,7 +72,7 @@ fn strips_with_non_finite_values_are_skipped() {
             ..operands.run(rows, LEN)
         };
         let finite = backend.with(run);
-        each_place(&operands.values, |values, key, column| {
+        each_slot(&operands.values, |values, key, column| {
             let got = backend.with(run.over(values));
             let (Skipped { all, tail }, bit) = (got.skipped, 1 << (column / STRIP));
             assert_eq!(all | tail, bit, "{backend:?} {rows} {key}");
@@ -120,7 +120,7 @@ fn strips_are_skipped_of_all_panels() {
                 };
                 backend.with(Panels { run, at_once })
             };
-            each_place(&operands.values, |values, key, column| {
+            each_slot(&operands.values, |values, key, column| {
                 let (got, skipped) = panels(values, true);
                 let (want, each) = panels(values, false);
                 let at = format!("{backend:?} {rows} {key} {column}");

@@ -187,7 +187,7 @@ impl Visitor for Panels<'_> {
 
 /// Threads may share a group's panels.
 #[test]
-fn panels_have_the_same_bits_together_and_one_by_one() {
+fn panels_have_the_same_bits_at_once_and_one_by_one() {
     let operands = Operands::new([31, 33, 35]);
     let increments = increments();
     let groups = [3, 16, 17, 64, 65, 70, 80, 128, 130, 192, 199, 249, 256];

@@ -106,8 +106,8 @@ impl<R: Round> Convert<R> {
     #[inline(always)]
     fn fp8<const TILE: usize>(self, values: &[u8], out: &mut [bf16], scale: impl Fn(usize) -> f32) {
         let zmm = self.zmm;
-        // Sign, exponent and mantissa in FP32's places make a number too small by 2^120.
-        let places = zmm.splat_i32(0x87f0_0000_u32.cast_signed());
+        // Sign, exponent and mantissa in FP32's shifts make a number too small by 2^120.
+        let shifts = zmm.splat_i32(0x87f0_0000_u32.cast_signed());
         let missing = zmm.splat(f32::from_bits((127 + 120) << 23));
         let tiles = values.chunks(TILE).zip(out.chunks_mut(TILE));
         for (i, (values, out)) in tiles.enumerate() {
@@ -116,7 +116,7 @@ impl<R: Round> Convert<R> {
             for (out, x) in out.as_chunks_mut::<STEP>().0.iter_mut().zip(values) {
                 let mut halves = [zmm.splat(0.0); 2];
                 for (half, x) in halves.iter_mut().zip(self.sign_extended(x)) {
-                    let number = zmm.from_bits(zmm.and(zmm.shl::<20>(x), places));
+                    let number = zmm.from_bits(zmm.and(zmm.shl::<20>(x), shifts));
                     *half = zmm.mul(zmm.mul(number, missing), scale);
                 }
                 self.store(out, halves[0], halves[1]);

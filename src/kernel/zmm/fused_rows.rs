@@ -110,7 +110,7 @@ pub trait Prefetch<const LISTS: usize> {
 /// Lists of rows to come, all as long; a line of each list is prefetched at once. Rows may be anywhere.
 ///
 /// Nothing here changes meanwhile, and all but the rows are constants where the widths are: the innermost loops use it.
-pub struct Requests<'a, const LISTS: usize> {
+pub struct PrefetchRows<'a, const LISTS: usize> {
     rows: [&'a [*const bf16]; LISTS],
     /// Lines of a row.
     lines: usize,
@@ -120,7 +120,7 @@ pub struct Requests<'a, const LISTS: usize> {
     each: usize,
 }
 
-impl<'a, const LISTS: usize> Requests<'a, LISTS> {
+impl<'a, const LISTS: usize> PrefetchRows<'a, LISTS> {
     /// Of keys of some widths: C2 makes `passes` over a vector of keys, a divisor of [`ROWS`] or twice as many.
     #[inline(always)]
     pub fn of(rows: [&'a [*const bf16]; LISTS], widths: impl Widths, passes: usize) -> Self {
@@ -249,7 +249,7 @@ mod tests {
         let rows: Vec<*const bf16> = (0..vectors * ROWS).map(row).collect();
         let recorder = Recorder(RefCell::new(Vec::new()));
         let times = often * widths.strips();
-        let requests = Requests::of([&rows], widths, times);
+        let requests = PrefetchRows::of([&rows], widths, times);
         for i in 0..times * vectors {
             let mut lines = requests.pass(i, steps, &recorder);
             (0..steps).for_each(|_| lines.prefetch(&recorder));

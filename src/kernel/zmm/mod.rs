@@ -4,11 +4,13 @@ pub mod convert;
 pub mod dots;
 mod follow;
 pub mod fused_rows;
+#[cfg_attr(amla_tiles = "small", allow(dead_code, reason = "AMX has no small tiles"))]
 mod pack;
 pub mod softmax_rows;
 mod vectors;
 
 pub use convert::convert_row;
+#[cfg_attr(amla_tiles = "small", allow(unused_imports, reason = "AMX has no small tiles"))]
 pub use pack::{
     Interleaved, interleave_indices, load_row, pack_q, store_pairs, transpose, transpose_q,
 };

@@ -20,7 +20,7 @@ pub fn pack_q<const D_QK: usize>(zmm: Zmm, rows: &[&[bf16]], negate: bool, panel
 }
 
 /// Transposes 16 rows x 16 feature pairs at a time, across the panel, and prefetches the rows' next
-/// lines: the processor's own prefetcher doesn't follow 64 streams. With `TILED` each 16 x 16 is contiguous,
+/// lines: the processor's own prefetcher doesn't follow 64 rows at once. With `TILED` each 16 x 16 is contiguous,
 /// otherwise in the panel's rows. Not generic over widths, which would gain nothing.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 #[inline(never)]
@@ -32,10 +32,10 @@ pub fn transpose_q<const TILED: bool>(
     panel: &mut QPanel,
 ) {
     /// Prefetch distance in elements of a row: two transpositions' worth.
-    const LEAD: usize = 4 * LANES;
+    const DISTANCE: usize = 4 * LANES;
     assert!(d_qk.is_multiple_of(2 * LANES));
     let sign = _mm512_set1_epi32(if negate { 0x8000_8000_u32 } else { 0 }.cast_signed());
-    for start in (0..LEAD.min(d_qk)).step_by(LINE) {
+    for start in (0..DISTANCE.min(d_qk)).step_by(LINE) {
         for row in rows {
             zmm.prefetch(&raw const row[start]);
         }
@@ -45,7 +45,7 @@ pub fn transpose_q<const TILED: bool>(
             let mut block = [_mm512_setzero_si512(); LANES];
             for (out, row) in block.iter_mut().zip(rows) {
                 *out = _mm512_xor_si512(load_row(&row[2 * first..]), sign);
-                zmm.prefetch(&raw const row[(2 * first + LEAD).min(d_qk - 1)]);
+                zmm.prefetch(&raw const row[(2 * first + DISTANCE).min(d_qk - 1)]);
             }
             transpose(&mut block);
             let lines = panel.0[first..][..LANES]

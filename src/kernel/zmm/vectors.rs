@@ -5,6 +5,7 @@ use half::bf16;
 
 use crate::kernel::arch::*;
 use crate::kernel::detect;
+use crate::kernel::prefetch::Core;
 use crate::kernel::simd::{EXP2, EXP2_MIN, Simd};
 
 /// Lanes of a vector.
@@ -44,7 +45,7 @@ impl Zmm {
     }
 
     /// A fence for the compiler, without an instruction: it moves no load or request across, nor what makes accumulators or is made of
-    /// them. Otherwise it loads more at once than registers hold, and keeps it on the stack.
+    /// them. Otherwise it loads more at once than registers hold, and puts it on the stack.
     #[inline]
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
     pub fn apart<const N: usize>(self, acc: &mut [__m512; N]) {
@@ -121,6 +122,11 @@ impl Simd for Zmm {
         // SAFETY: the token proves the features; 16 f32 are 64 bytes, and the load needs no
         // alignment.
         unsafe { _mm512_loadu_ps(from.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn prefetches_into_l2(self) -> bool {
+        detect::core() != Core::Zen5
     }
 
     #[inline(always)]

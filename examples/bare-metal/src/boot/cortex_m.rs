@@ -59,7 +59,7 @@ fault:
     PAINT = const super::PAINT,
 );
 
-/// Asks the debugger, or QEMU, for one of its services.
+/// Calls a service of the debugger, or of QEMU.
 ///
 /// # Safety
 /// `parameter` is what `operation` takes (Arm's "Semihosting for AArch32 and AArch64").
