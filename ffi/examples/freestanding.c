@@ -1,6 +1,6 @@
 /*
  * No C library, no start-up code: what a kernel or a boot loader links. x86-64 and aarch64 Linux,
- * whose exit is the only thing that is asked of the system.
+ * whose exit is the only thing that it needs of the system.
  *
  *   cc -ffreestanding -nostdlib -static -fno-stack-protector -O2 -I../include freestanding.c \
  *      libamla.a -o freestanding

@@ -1,6 +1,6 @@
 /*
  * A cache sharded over the ranks of MPI: each attends to its own keys, and a reduction of the
- * user's, which is amla_merge(), puts the results together.
+ * user's, which is amla_merge(), merges the results.
  *
  *   mpicc -I../include mpi_decode.c libamla.a -o mpi_decode -lm
  *   mpirun -n 4 ./mpi_decode

@@ -18,7 +18,6 @@ use super::fp32::{self, backend};
 use super::simd::{self, Simd};
 use super::{
     Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, detect, prefetch, scalar, softmax,
-    softmax_rows,
 };
 use crate::bits::Increment;
 use crate::format::Row;

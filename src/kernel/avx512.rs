@@ -15,9 +15,7 @@ use half::bf16;
 
 use super::fp32::{self, backend};
 use super::zmm::{self, Zmm};
-use super::{
-    Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, prefetch, simd, softmax, softmax_rows,
-};
+use super::{Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, prefetch, simd, softmax};
 use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;

@@ -29,7 +29,6 @@ pub mod prefetch;
 mod scalar;
 mod simd;
 mod softmax;
-mod softmax_rows;
 #[cfg(test)]
 mod tests;
 

@@ -15,10 +15,7 @@ use half::bf16;
 
 use super::asimd::Neon;
 use super::fp32::{self, backend};
-use super::{
-    Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, prefetch, scalar, simd, softmax,
-    softmax_rows,
-};
+use super::{Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, prefetch, scalar, simd, softmax};
 use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;

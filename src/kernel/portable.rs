@@ -12,9 +12,7 @@ use wide::{f32x8, i32x8};
 use super::advance::Advance;
 use super::fp32::{self, backend};
 use super::simd::{self, Simd};
-use super::{
-    Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, prefetch, scalar, softmax, softmax_rows,
-};
+use super::{Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, prefetch, scalar, softmax};
 use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;

@@ -1,8 +1,8 @@
 //! Fused kernel for few rows: C1, V1 and C2 of some keys, then of the next.
 //!
-//! With few rows memory limits, or nearly so. Steps of 16 keys find these in L1d once more in C2. Where Q and O of more rows
-//! leave no room for that, steps have 64 keys: Q and O, which come from L2 then, come for as many. Meanwhile the keys to come
-//! are prefetched, line by line in memory order.
+//! With few rows memory limits, or nearly so. In steps of 16 keys, C2 finds these in L1d, where C1 left them. Q and O of more
+//! rows leave no room for that: steps have 64 keys then, so that Q and O, which come from L2, serve more of them. Meanwhile rows
+//! to come are prefetched: C1 prefetches line by line, C2 a row or a part of one at once.
 //!
 //! | stage | register tile | operands |
 //! |---|---|---|
@@ -11,7 +11,7 @@
 //! | C2 | `rows` x pairs of vectors of columns | V in place, P by broadcast |
 //!
 //! Each backend has its tiles ([`Tiles`]). Both matrix products convert a vector of BF16 pairs into its even and its odd elements,
-//! once for all rows of a tile; so O's columns stay until the task is done. O is compact: strip after strip of `rows` rows.
+//! once for all rows of a tile. O's columns have that order until the epilogue. O is compact: strip after strip of `rows` rows.
 //!
 //! Kernels know widths as numbers only, so that all widths share their code.
 #![allow(unsafe_code, reason = "loads by way of pointers to rows")]
@@ -23,16 +23,16 @@
 use half::bf16;
 
 use super::panel::put_prob;
+use super::softmax_rows::{self, Bases, Scores, softmax_rows};
 use crate::bits::Increment;
 use crate::kernel::prefetch::LINE;
 use crate::kernel::simd::{self, Simd, even, lanes, lanes_mut, odd, split};
-use crate::kernel::softmax_rows::{self, Bases, Scores};
 use crate::kernel::{
     FUSED_KEYS, FUSED_MULTIPLE, FusedBlock, FusedEnd, Skipped, Softmax, Strips, pointers, scalar,
 };
 use crate::tile::{BLOCK_KEYS, L0a, MAX_D_QK, ORow, QPanel, RowState, STRIP};
 
-/// The largest group, where the fused kernel beats those for panels up to `limit` rows.
+/// Rows of the largest fused group: `limit`, from which on panels are faster, or what a panel's memory holds in FP32.
 pub const fn rows(limit: usize) -> usize {
     if limit < softmax_rows::ROWS {
         limit
@@ -40,6 +40,7 @@ pub const fn rows(limit: usize) -> usize {
         softmax_rows::ROWS
     }
 }
+
 /// Keys that C2 multiplies in one unrolled loop; a step has a multiple.
 const GROUP: usize = FUSED_MULTIPLE;
 /// Keys of a step: of few rows, and of more.
@@ -53,9 +54,9 @@ const MAX_LINES: usize = MAX_D_QK / LINE;
 // The last step may have a single key of the block, and prefetches as many as it computes on.
 const _: () = assert!(FUSED_KEYS >= BLOCK_KEYS + GROUP + LONG + DISTANCE);
 
-/// C1 of some rows, from one row on: [`qk`] within a function that has the backend's features.
+/// C1 of some rows, from one row on: [`fused_qk`] within a function that has the backend's features.
 pub type Qk<S> = unsafe fn(S, &Step<'_>, usize, &mut Scores);
-/// C2 of some rows, from one row on: [`pv`].
+/// C2 of some rows, from one row on: [`fused_pv`].
 pub type Pv<S> = unsafe fn(S, &Step<'_>, usize, &Scores, &mut Output<'_>);
 
 /// A backend's register tiles, as [`backend`](super::backend) lists them: the n-th has n rows.
@@ -127,7 +128,7 @@ pub struct Step<'a> {
     q: &'a [f32],
     lines: usize,
     strips: usize,
-    /// Rows that C2 prefetches for each of its visits to a strip, a group of keys each.
+    /// Rows that C2 prefetches with each group of keys of each strip.
     rows_each: usize,
     /// Full groups. Each is valid for reads of `lines` lines.
     keys: &'a [*const bf16],
@@ -199,7 +200,7 @@ pub fn fused<T: Tiles>(
             unsafe { qk(tiles, &step, row, &mut scores) };
         }
         let vectors = padded / T::LANES;
-        let moved = softmax_rows::softmax(
+        let moved = softmax_rows(
             tiles,
             call,
             keys.clone(),
@@ -254,7 +255,7 @@ fn row_tiles<F: Copy>(rows: usize, tiles: &[F]) -> impl Iterator<Item = (usize, 
 
 /// C1: scores of the `N` rows from `row` on, `K` keys at a time: two or four. For each pair of keys it prefetches a row.
 #[inline(always)]
-pub fn qk<S: Simd, const N: usize, const K: usize>(
+pub fn fused_qk<S: Simd, const N: usize, const K: usize>(
     simd: S,
     step: &Step<'_>,
     row: usize,
@@ -322,7 +323,7 @@ pub fn qk<S: Simd, const N: usize, const K: usize>(
 /// aren't finite, and adds them to those that are skipped. Such a V makes no row's O finite, since 0 times it is NaN:
 /// the first row of all tells where to look.
 #[inline(always)]
-pub fn pv<S: Simd, const N: usize, const V: usize>(
+pub fn fused_pv<S: Simd, const N: usize, const V: usize>(
     simd: S,
     step: &Step<'_>,
     row: usize,

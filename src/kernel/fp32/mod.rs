@@ -1,8 +1,9 @@
 //! The kernels of backends that multiply in FP32, over any vectors: for panels of rows ([`panel`]), and for few rows
-//! fused ([`fused`]). BF16 becomes FP32 by a shift (even elements) and a mask (odd ones).
+//! fused ([`fused`], with V1 in [`softmax_rows`]). BF16 becomes FP32 by a shift (even elements) and a mask (odd ones).
 
 pub mod fused;
 pub mod panel;
+pub mod softmax_rows;
 
 /// Makes a capability token that has vectors ([`Simd`]) a backend: each kernel inlined
 /// into a function that has the features, if there are any.
@@ -225,9 +226,9 @@ macro_rules! backend {
                     simd: $token,
                     step: &fp32::fused::Step<'_>,
                     row: usize,
-                    s: &mut softmax_rows::Scores,
+                    s: &mut fp32::softmax_rows::Scores,
                 ) {
-                    fp32::fused::qk::<_, N, KEYS>(simd, step, row, s);
+                    fp32::fused::fused_qk::<_, N, KEYS>(simd, step, row, s);
                 }
                 &[$(run::<$qk_rows, $qk_keys>),*]
             };
@@ -237,10 +238,10 @@ macro_rules! backend {
                     simd: $token,
                     step: &fp32::fused::Step<'_>,
                     row: usize,
-                    p: &softmax_rows::Scores,
+                    p: &fp32::softmax_rows::Scores,
                     o: &mut fp32::fused::Output<'_>,
                 ) {
-                    fp32::fused::pv::<_, N, PAIRS>(simd, step, row, p, o);
+                    fp32::fused::fused_pv::<_, N, PAIRS>(simd, step, row, p, o);
                 }
                 &[$(run::<$pv_rows, $pv_pairs>),*]
             };

@@ -5,9 +5,9 @@
 
 use core::ops::Range;
 
-use super::advance::{self, advance};
-use super::call::Softmax;
-use super::simd::{Simd, lanes, lanes_mut};
+use crate::kernel::Softmax;
+use crate::kernel::advance::{self, advance};
+use crate::kernel::simd::{Simd, lanes, lanes_mut};
 use crate::problem::Rescale;
 use crate::tile::{PANEL_ROWS, RowState};
 
@@ -60,11 +60,11 @@ fn difference(score: f32, scale: f32, reference: f32) -> f32 {
     (f64::from(score) * f64::from(scale) - f64::from(reference)) as f32
 }
 
-/// V1 of some of the call's keys: `p` holds their scores, and P afterwards; 0 for those behind the last, up to whole `vectors`.
+/// V1 of some of the call's keys: `p` holds their scores, and P afterwards; 0 for those behind the last, up to full `vectors`.
 /// The keys are those from a step's first on. Returns whether a reference moved.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "inlined everywhere")]
-pub fn softmax<S: Simd>(
+pub fn softmax_rows<S: Simd>(
     simd: S,
     call: &Softmax<'_>,
     keys: Range<usize>,
