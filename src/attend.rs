@@ -144,6 +144,7 @@ pub struct Task<'a> {
 fn attend<K: Kernel, const D_QK: usize, const D_V: usize>(kernel: K, mut task: Task<'_>) {
     const { assert!(D_QK.is_multiple_of(2) && D_V.is_multiple_of(STRIP)) };
     let group = task.group;
+    // Without a fused kernel the compiler leaves its loop out.
     let fused = K::FUSED_ROWS > 0
         && group.planned_rows <= K::FUSED_ROWS
         && row_tile(&mut task.tiles.q[1..]).is_some();
@@ -293,20 +294,13 @@ fn softmax<'a>(
 
 /// A cycle, in two where C2's values may take the place of C1's keys in the K/V buffers.
 fn apart(cycle: Cycle, in_place: bool) -> impl Iterator<Item = Cycle> {
-    let none = Cycle {
-        c1: None,
-        v1: None,
-        c2: None,
-    };
+    let (c1, v1) = (None, None);
     let parts = if in_place {
         [Some(cycle), None]
     } else {
         [
             Some(Cycle { c2: None, ..cycle }),
-            Some(Cycle {
-                c2: cycle.c2,
-                ..none
-            }),
+            Some(Cycle { c1, v1, ..cycle }),
         ]
     };
     parts.into_iter().flatten()

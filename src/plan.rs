@@ -1,9 +1,8 @@
 //! A call cut into independent tasks, and their results merged.
 //!
-//! What groups its rows are in and what ranges its keys, depends on the shape and on
-//! a request's own lengths alone, and results are always merged in the order of the keys.
-//! So its bits don't depend on its neighbours or on how many threads ran the tasks; which of a
-//! group's rows are one task shows in none.
+//! How a request's rows and keys are cut depends on the shape and on its own lengths alone, and results are
+//! always merged in the order of the keys. So its bits don't depend on its neighbours or on how many
+//! threads ran the tasks.
 
 use core::mem;
 use core::ops::Range;
@@ -33,8 +32,7 @@ const MIN_TASKS: usize = 16;
 pub struct Plan {
     shape: Shape,
     tasks: usize,
-    /// Rows of the largest row group. Its panels cut all groups as they were cut: what has more was cut to these, and what has fewer
-    /// is one row group.
+    /// Rows of the largest row group: none has more panels.
     rows: usize,
     /// A hash of the lengths, so that a plan for others is noticed.
     lengths: u64,
@@ -73,8 +71,8 @@ impl Cut {
         splits(self.span.len()).map(move |keys| start + keys.start..start + keys.end)
     }
 
-    /// Row groups of `panels` panels that a group but the last has.
-    const fn parts_of_group(&self, panels: usize) -> usize {
+    /// Row groups of `panels` panels that `group_rows` rows make.
+    const fn row_groups_of_full(&self, panels: usize) -> usize {
         self.group_rows.div_ceil(panels * PANEL_ROWS)
     }
 
@@ -82,7 +80,7 @@ impl Cut {
     const fn row_groups(&self, panels: usize) -> usize {
         let others = self.groups.saturating_sub(1);
         let last = self.rows - others * self.group_rows;
-        others * self.parts_of_group(panels) + last.div_ceil(panels * PANEL_ROWS)
+        others * self.row_groups_of_full(panels) + last.div_ceil(panels * PANEL_ROWS)
     }
 
     /// Tasks of one KV head; the largest number if there are more than can be counted.
@@ -98,7 +96,7 @@ impl Cut {
         panels: usize,
         split: usize,
     ) -> Group<'a> {
-        let each = self.parts_of_group(panels);
+        let each = self.row_groups_of_full(panels);
         let first = row_group / each * self.group_rows;
         let end = self.rows.min(first + self.group_rows);
         let start = first + row_group % each * panels * PANEL_ROWS;

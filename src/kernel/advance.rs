@@ -123,13 +123,18 @@ pub fn advance(
     }
 }
 
-/// `score * scale - reference`, where `max` is that product rounded.
+/// `score * scale - reference`: in f64 the product is exact.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "rounds to FP32")]
+pub fn distance(score: f32, scale: f32, reference: f32) -> f32 {
+    (f64::from(score) * f64::from(scale) - f64::from(reference)) as f32
+}
+
+/// [`distance`], where `max` is the product rounded.
+#[inline(always)]
 fn offset(score: f32, max: f32, scale: f32, reference: f32) -> f32 {
     if reference.abs() < 4_194_304.0 {
-        // In f64 the product is exact.
-        (f64::from(score) * f64::from(scale) - f64::from(reference)) as f32
+        distance(score, scale, reference)
     } else {
         // Beyond 2^22 FP32 has no fraction left; what counts is that the largest
         // P doesn't leave the range of FP32.

@@ -55,8 +55,8 @@ impl<S: Simd> StoreP<S> for StoreFp32 {
     }
 }
 
-#[allow(dead_code, reason = "for backends that not every build has")]
 /// Pairs of BF16, by the processor's own instructions.
+#[allow(dead_code, reason = "for backends that not every build has")]
 pub trait RoundPairs<S: Simd>: Copy {
     /// Two keys' probabilities, rounded to nearest even, as pairs; NaN stays NaN.
     fn round(self, simd: S, prob: [S::F32; 2]) -> S::I32;
@@ -70,9 +70,9 @@ pub trait RoundPairs<S: Simd>: Copy {
     }
 }
 
-#[allow(dead_code, reason = "for backends that not every build has")]
 /// P in BF16. `RESIDUAL` is one over [`StoreP::RESIDUAL_FRACTION`]; 0 makes P [weighted](StoreP::WEIGHTED).
 #[derive(Clone, Copy)]
+#[allow(dead_code, reason = "for backends that not every build has")]
 pub struct StoreBf16<R, const RESIDUAL: u32 = 0>(pub R);
 
 impl<S: Simd, R: RoundPairs<S>, const RESIDUAL: u32> StoreP<S> for StoreBf16<R, RESIDUAL> {

@@ -6,7 +6,7 @@
 use core::ops::Range;
 
 use crate::kernel::Softmax;
-use crate::kernel::advance::{self, advance};
+use crate::kernel::advance::{self, advance, distance};
 use crate::kernel::simd::{Simd, lanes, lanes_mut};
 use crate::problem::Rescale;
 use crate::tile::{PANEL_ROWS, RowState};
@@ -45,19 +45,13 @@ impl Bases {
                 let score = (reference / call.scale).clamp(f32::MIN, f32::MAX);
                 let score = if call.scale == 0.0 { 0.0 } else { score };
                 bases.score[r] = score;
-                bases.offset[r] = difference(score, call.scale, reference);
+                bases.offset[r] = distance(score, call.scale, reference);
             } else if reference > 0.0 {
                 bases.offset[r] = f32::NAN;
             }
         }
         bases
     }
-}
-
-/// `score * scale - reference`: in f64 the product is exact.
-#[expect(clippy::cast_possible_truncation, reason = "rounds to FP32")]
-fn difference(score: f32, scale: f32, reference: f32) -> f32 {
-    (f64::from(score) * f64::from(scale) - f64::from(reference)) as f32
 }
 
 /// V1 of some of the call's keys: `p` holds their scores, and P afterwards; 0 for those behind the last, up to full `vectors`.
