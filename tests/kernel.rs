@@ -538,8 +538,10 @@ fn special_values_at_full_width(backend: Backend) {
 }
 
 fn poisoned_tail(backend: Backend) {
-    for len in [0, 1, 100, 192, 193, 299] {
-        let mut case = Case::new(1, 2, 300, 5, SMALL).separate_v();
+    // Of a fused group, and of a panel.
+    let lens = [0, 1, 100, 192, 193, 299];
+    for (len, h_q) in lens.into_iter().flat_map(|len| [(len, 5), (len, 20)]) {
+        let mut case = Case::new(1, 2, 300, h_q, SMALL).separate_v();
         case.lens = Some(vec![len]);
         let clean = case.run(&modes(backend)[0]);
         for k in usize::try_from(len).unwrap()..300 {
