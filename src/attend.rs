@@ -47,22 +47,21 @@
 //!    zero.
 //! 9. C2 takes all panels of a block at once, so that V is packed once, strip by strip, in L1d.
 
-use core::array::from_fn;
 use core::ops::Range;
 
 use crate::epilogue::{self, Write};
-use crate::error::Error;
 use crate::fallback::Fallback;
 use crate::group::{Group, Partial};
 use crate::kernel::{
-    Backend, C2, Columns, Kernel, Pv, Qk, Rows, Skipped, Softmax, Stages, V1, Visitor, row_tile,
+    Backend, C2, Columns, Kernel, Pv, Qk, Rows, Skipped, Softmax, Stages, V1, row_tile,
 };
 use crate::problem::{Precision, Rescale};
-use crate::schedule::{Cycle, SCORE_TILES, cycles};
+use crate::schedule::{Cycle, cycles};
+use crate::slots::{Slots, apart};
 use crate::source::{
     Convert, Sources, convert_keys, convert_values, each_fused_block, pack_queries,
 };
-use crate::tile::{BLOCK_KEYS, ORow, P_TILES, PANEL_ROWS, PANELS, RowState, RowTile, STRIP, Tiles};
+use crate::tile::{BLOCK_KEYS, ORow, PANEL_ROWS, RowState, RowTile, STRIP, Tiles};
 
 /// How to compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,52 +72,6 @@ pub struct Options {
     pub rescale: Rescale,
     /// How P enters the second matrix product.
     pub precision: Precision,
-}
-
-/// Instantiates the kernel: one pair is one line.
-macro_rules! dims {
-    ($($d_qk:literal x $d_v:literal;)*) => {
-        /// The `(d_qk, d_v)` that kernels are instantiated for.
-        pub const SUPPORTED_DIMS: &[(usize, usize)] = &[$(($d_qk, $d_v)),*];
-
-        impl Visitor for Task<'_> {
-            type Output = Result<(), Error>;
-
-            fn visit<K: Kernel>(self, kernel: K) -> Self::Output {
-                let shape = &self.group.problem.shape;
-                match (shape.d_qk, shape.d_v) {
-                    $(($d_qk, $d_v) => {
-                        attend::<K, $d_qk, $d_v>(kernel, self);
-                        Ok(())
-                    })*
-                    _ => check_dims(shape.d_qk, shape.d_v),
-                }
-            }
-        }
-    };
-}
-
-dims! {
-    576 x 512;
-    512 x 512;
-    320 x 256;
-    192 x 128;
-    128 x 128;
-    64 x 64;
-}
-
-/// # Errors
-/// [`Error::UnsupportedDims`] if no kernel is instantiated for these widths.
-pub fn check_dims(d_qk: usize, d_v: usize) -> Result<(), Error> {
-    if SUPPORTED_DIMS.contains(&(d_qk, d_v)) {
-        Ok(())
-    } else {
-        Err(Error::UnsupportedDims {
-            d_qk,
-            d_v,
-            supported: SUPPORTED_DIMS,
-        })
-    }
 }
 
 /// One call of the kernel.
@@ -141,7 +94,8 @@ pub struct Task<'a> {
     pub write: Option<Write<'a>>,
 }
 
-fn attend<K: Kernel, const D_QK: usize, const D_V: usize>(kernel: K, mut task: Task<'_>) {
+/// The paper's Algorithm 2 of a task.
+pub fn attend<K: Kernel, const D_QK: usize, const D_V: usize>(kernel: K, mut task: Task<'_>) {
     const { assert!(D_QK.is_multiple_of(2) && D_V.is_multiple_of(STRIP)) };
     let group = task.group;
     // Without a fused kernel the compiler leaves its loop out.
@@ -289,66 +243,6 @@ fn softmax<'a>(
         rescale: options.rescale,
         precision: options.precision,
         prefetch: &[],
-    }
-}
-
-/// A cycle, in two where C2's values may take the place of C1's keys in the K/V buffers.
-fn apart(cycle: Cycle, in_place: bool) -> impl Iterator<Item = Cycle> {
-    let (c1, v1) = (None, None);
-    let parts = if in_place {
-        [Some(cycle), None]
-    } else {
-        [
-            Some(Cycle { c2: None, ..cycle }),
-            Some(Cycle { c1, v1, ..cycle }),
-        ]
-    };
-    parts.into_iter().flatten()
-}
-
-/// Which tiles and keys belong to an item.
-struct Slots {
-    panels: usize,
-    preload: usize,
-}
-
-impl Slots {
-    /// Two tiles of scores are alive in the preload pipeline, one otherwise.
-    const fn s(&self, item: usize) -> usize {
-        if self.preload == 0 {
-            0
-        } else {
-            item % SCORE_TILES
-        }
-    }
-
-    /// Each panel has its P until C2 has taken all; the preload pipeline fills one more meanwhile.
-    const fn p(&self, item: usize) -> usize {
-        let more = if self.preload == 0 {
-            0
-        } else {
-            P_TILES - PANELS
-        };
-        item % (self.panels + more)
-    }
-
-    /// The tiles of all panels of the block that ends with an item.
-    fn p_of_panels(&self, last: Option<usize>) -> [usize; PANELS] {
-        from_fn(|panel| {
-            last.map_or(0, |last| {
-                self.p(last + 1 - self.panels + panel.min(self.panels - 1))
-            })
-        })
-    }
-
-    /// The block of an item.
-    fn block(&self, item: Option<usize>) -> Option<usize> {
-        item.map(|item| item / self.panels)
-    }
-
-    /// The block whose keys an item is the first to use.
-    fn keys(&self, item: Option<usize>) -> Option<usize> {
-        self.block(item.filter(|item| item.is_multiple_of(self.panels)))
     }
 }
 

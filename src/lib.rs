@@ -37,6 +37,7 @@
 
 mod attend;
 pub mod bits;
+mod dims;
 mod epilogue;
 mod error;
 mod fallback;
@@ -51,12 +52,14 @@ mod problem;
 pub mod reference;
 pub mod schedule;
 mod shape;
+mod slots;
 mod source;
 #[cfg(feature = "stages")]
 pub mod stages;
 pub mod tile;
 
-pub use attend::{Options, SUPPORTED_DIMS};
+pub use attend::Options;
+pub use dims::SUPPORTED_DIMS;
 pub use error::{Argument, Error};
 pub use format::Data;
 pub use kernel::{Backend, BackendId};

@@ -7,7 +7,8 @@
 use core::mem;
 use core::ops::Range;
 
-use crate::attend::{Options, Task, check_dims};
+use crate::attend::{Options, Task};
+use crate::dims::check_dims;
 use crate::epilogue::{Write, merge_panel, write_lse};
 use crate::error::{Argument, Error};
 use crate::group::{Group, Partial};

@@ -11,10 +11,10 @@ use super::*;
 use crate::bits::Increment;
 use crate::format::{Data, Row};
 use crate::kernel::prefetch::{Budget, Shape as PrefetchShape};
-use crate::kernel::{BackendId, Epilogue, FusedBlock, FusedEnd};
+use crate::kernel::{BackendId, Epilogue, FusedBlock, FusedEnd, Visitor};
 use crate::problem::{Problem, Tensor};
 use crate::shape::Shape;
-use crate::tile::{GROUP_ROWS, L0a, L0b, QPanel, STile, Workspace};
+use crate::tile::{GROUP_ROWS, L0a, L0b, PANELS, QPanel, STile, Workspace};
 
 /// No result tells which memory the stages use.
 #[test]
