@@ -3,8 +3,9 @@
 
 use half::bf16;
 
+use super::scalar;
 use crate::error::{Argument, Error};
-use crate::tile::{QPanel, RowTile, Workspace};
+use crate::tile::{QPanel, RowTile, STRIP, Workspace};
 
 /// Panels as rows of BF16, if they have room for a block of them.
 pub fn row_tile(panels: &mut [QPanel]) -> Option<&mut RowTile> {
@@ -37,6 +38,20 @@ pub fn heads<'a, 'b, const D: usize, const HEAD: usize, const N: usize>(
     // SAFETY: references to arrays are laid out alike; each of these is valid for the first HEAD of its D elements too;
     // both arrays of references have as many.
     Some(unsafe { &*core::ptr::from_ref(rows).cast() })
+}
+
+/// [`scalar::finite`] of a strip.
+///
+/// # Safety
+/// The values are valid for reads of the strip's columns and of those before.
+#[cold]
+pub unsafe fn strip_is_finite<const N: usize>(values: &[[*const bf16; N]], strip: usize) -> bool {
+    let columns = strip * STRIP..(strip + 1) * STRIP;
+    let values = values.as_flattened().iter().map(|&value| {
+        // SAFETY: the caller's promise; they aren't written while the call runs.
+        unsafe { core::slice::from_raw_parts(value, columns.end) }
+    });
+    scalar::finite(values, &columns)
 }
 
 // SAFETY: `Workspace` is made of arrays of integers, floats and structs of them

@@ -18,6 +18,27 @@
     allow(unused_unsafe, reason = "functions without `target_feature` are safe to call")
 )]
 
+/// Methods of a token's trait whose bodies are compiled with the features that it proves. In a body, `self` has the name
+/// that the method gives it.
+#[allow(unused_macro_rules, unused_macros, reason = "for backends that not every build has")]
+macro_rules! with_features {
+    ([$($attribute:tt)*] $token:ident) => {};
+    (
+        [$($attribute:tt)*] $token:ident
+        fn $name:ident $(<$(const $n:ident: usize),+>)? ($this:ident $(, $arg:ident: $type:ty)* $(,)?)
+            $(-> $result:ty)? $body:block
+        $($rest:tt)*
+    ) => {
+        fn $name $(<$(const $n: usize),+>)? (self $(, $arg: $type)*) $(-> $result)? {
+            $($attribute)*
+            fn run $(<$(const $n: usize),+>)? ($this: $token $(, $arg: $type)*) $(-> $result)? $body
+            // SAFETY: the token proves the features.
+            unsafe { run $(::<$($n),+>)? (self $(, $arg)*) }
+        }
+        with_features! { [$($attribute)*] $token $($rest)* }
+    };
+}
+
 mod advance;
 mod backend;
 mod call;
@@ -29,6 +50,7 @@ pub mod prefetch;
 mod scalar;
 mod simd;
 mod softmax;
+mod softmax_rows;
 #[cfg(test)]
 mod tests;
 
@@ -72,7 +94,7 @@ pub use call::{
     Skipped, Softmax, Stages, Strips, V1, strip_rows,
 };
 use half::bf16;
-pub use memory::{heads, pointers, row_tile};
+pub use memory::{heads, pointers, row_tile, strip_is_finite};
 
 use crate::bits::Increment;
 use crate::format::Row;

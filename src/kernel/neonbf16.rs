@@ -353,7 +353,7 @@ fn pv(
         for (panel, p) in p.iter().enumerate() {
             let o = &mut call.strip(panel, strip, strips, o)[..call.panel_rows(panel)];
             if !call.first {
-                rescale_rows(simd, o, &p.increment);
+                simd::rescale_rows(simd, o, &p.increment);
             }
             let low = match call.precision {
                 Precision::Bf16 => &[],
@@ -405,20 +405,6 @@ fn reorder_p(simd: Neon, call: &Softmax<'_>, p: &mut PTile) {
             let (first, second) = (load_two(simd, first), load_two(simd, second));
             store_two(simd, vzip1q_u32(first, second), &mut to[0]);
             store_two(simd, vzip2q_u32(first, second), &mut to[1]);
-        }
-    }
-}
-
-/// Adds each row's increment to its bits.
-#[inline]
-#[target_feature(enable = "neon,bf16")]
-fn rescale_rows(simd: Neon, o: &mut [[f32; STRIP]], increment: &[i32]) {
-    for (o, &increment) in o.iter_mut().zip(increment) {
-        // Most blocks don't move the reference: nothing to add then.
-        if increment != 0 {
-            for x in lanes_mut::<Neon>(o) {
-                simd.store(simd.add_increment(simd.load(x), increment), x);
-            }
         }
     }
 }

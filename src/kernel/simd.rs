@@ -237,6 +237,19 @@ pub fn rescale<S: Simd>(simd: S, xs: &mut [f32], increment: Increment) {
     crate::bits::add_increment_f32_slice(rest, increment);
 }
 
+/// Adds each row's increment to the bits of its elements.
+#[inline(always)]
+pub fn rescale_rows<S: Simd>(simd: S, rows: &mut [ORow], increment: &[i32]) {
+    for (row, &increment) in rows.iter_mut().zip(increment) {
+        // Most blocks don't move the reference: nothing to add then.
+        if increment != 0 {
+            for x in lanes_mut::<S>(row) {
+                simd.store(simd.add_increment(simd.load(x), increment), x);
+            }
+        }
+    }
+}
+
 /// [`super::Kernel::epilogue`].
 #[inline(always)]
 pub fn epilogue<S: Simd>(

@@ -1,9 +1,12 @@
-//! V1 of few rows, with a row's keys in the lanes: that of the fused kernels.
+//! V1 of few rows, with a row's keys in the lanes: that of the fused kernels whose rows don't share the lanes.
 //!
 //! P is relative to the running reference alone, not to the largest score of the keys at hand. So the keys' largest score only has
 //! to be compared with the reference, which seldom moves: the processor predicts that, and doesn't wait for it.
 
 use core::ops::Range;
+use core::slice::from_ref;
+
+use bytemuck::Zeroable;
 
 use crate::kernel::Softmax;
 use crate::kernel::advance::{self, advance, distance};
@@ -54,12 +57,33 @@ impl Bases {
     }
 }
 
+/// How P is stored for C2, beside P in FP32.
+pub trait StoreRows<S: Simd> {
+    /// Whether it is rounded.
+    const ROUNDED: bool;
+    /// Stores vector `v` of a row's P, and returns the numbers as they are stored.
+    fn store(&mut self, simd: S, prob: S::F32, row: usize, v: usize) -> S::F32;
+}
+
+/// C2 takes P in FP32.
+pub struct Unrounded;
+
+impl<S: Simd> StoreRows<S> for Unrounded {
+    const ROUNDED: bool = false;
+
+    #[inline(always)]
+    fn store(&mut self, _simd: S, prob: S::F32, _row: usize, _v: usize) -> S::F32 {
+        prob
+    }
+}
+
 /// V1 of some of the call's keys: `p` holds their scores, and P afterwards; 0 for those behind the last, up to full `vectors`.
 /// The keys are those from a step's first on. Returns whether a reference moved.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "inlined everywhere")]
-pub fn softmax_rows<S: Simd>(
+pub fn softmax_rows<S: Simd, T: StoreRows<S>>(
     simd: S,
+    to: &mut T,
     call: &Softmax<'_>,
     keys: Range<usize>,
     vectors: usize,
@@ -86,20 +110,23 @@ pub fn softmax_rows<S: Simd>(
         let mut maxima = [f32::NEG_INFINITY; PANEL_ROWS];
         for (r, largest) in maxima.iter_mut().enumerate().take(call.rows) {
             let max = row_max(simd, &lanes::<S>(&p.0[r])[..vectors], seen(r));
-            let mut scores = [f32::NEG_INFINITY; KEYS];
-            simd.store(max, &mut lanes_mut::<S>(&mut scores)[0]);
+            let mut scores = <S::Lanes as Zeroable>::zeroed();
+            simd.store(max, &mut scores);
+            let scores: &[f32] = bytemuck::cast_slice(from_ref(&scores));
             *largest = scores.iter().copied().fold(*largest, f32::max);
         }
         let mut unused = advance::Bases::NONE;
         advance(call, 0..call.rows, &maxima, state, increment, &mut unused);
         *bases = Bases::of(call, state);
     }
-    let scale = simd.splat(call.scale);
+    let (scale, zero) = (simd.splat(call.scale), simd.splat(0.0));
+    let exact = call.rescale == Rescale::Exact;
     for first in (0..call.rows).step_by(GROUP) {
         let rows = first..call.rows.min(first + GROUP);
-        let mut sums = [simd.splat(0.0); GROUP];
-        for (r, sum) in rows.clone().zip(&mut sums) {
+        let (mut sums, mut stored) = ([zero; GROUP], [zero; GROUP]);
+        for (r, (sum, stored)) in rows.zip(sums.iter_mut().zip(&mut stored)) {
             let (score, offset) = (simd.splat(bases.score[r]), simd.splat(bases.offset[r]));
+            let mut total = [zero; 2];
             for (v, p) in lanes_mut::<S>(&mut p.0[r])[..vectors]
                 .iter_mut()
                 .enumerate()
@@ -107,19 +134,30 @@ pub fn softmax_rows<S: Simd>(
                 let below = simd.sub(simd.load(p), score);
                 let mut prob = simd.exp2(simd.mul_add(below, scale, offset));
                 if let Some(seen) = seen(r) {
-                    prob = simd.select(simd.mask_of(seen, v), prob, simd.splat(0.0));
+                    prob = simd.select(simd.mask_of(seen, v), prob, zero);
                 }
-                *sum = simd.add(*sum, prob);
-                if call.rescale == Rescale::Compensated {
+                total[0] = simd.add(total[0], prob);
+                if !exact {
                     prob = simd.mul(prob, simd.splat(state.factor[r]));
                 }
                 simd.store(prob, p);
+                total[1] = simd.add(total[1], to.store(simd, prob, r, v));
             }
+            [*sum, *stored] = total;
         }
-        // C2 takes P unrounded.
-        for (r, sum) in rows.zip(simd.sum_lanes(sums)) {
-            state.sum[r] += sum;
-            state.rounded_sum[r] += sum;
+        let sums = simd.sum_lanes(sums);
+        // The compensated mode has no use for others.
+        let stored = if T::ROUNDED && exact {
+            simd.sum_lanes(stored)
+        } else {
+            sums
+        };
+        for (total, sums) in [(&mut state.sum, sums), (&mut state.rounded_sum, stored)] {
+            // All four, zeros among them, so that who reads four next needn't wait.
+            let total: &mut [f32; GROUP] = &mut total.as_chunks_mut().0[first / GROUP];
+            for (total, sum) in total.iter_mut().zip(sums) {
+                *total += sum;
+            }
         }
     }
     moved

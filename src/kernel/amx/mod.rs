@@ -30,8 +30,7 @@ use super::prefetch::{self, Budget, Hint, Spread, TILE_LINES};
 use super::scalar::prob_of;
 use super::simd;
 use super::softmax::{self, StoreBf16};
-use super::zmm::dots;
-use super::zmm::{self, LANES, Zmm};
+use super::zmm::{self, LANES};
 use super::{Epilogue, Kernel, Pv, Qk, Skipped, Softmax};
 use crate::bits::Increment;
 use crate::format::Row;
@@ -56,11 +55,6 @@ impl Kernel for Amx {
         }
     }
 
-    fn convert(self, row: &Row<'_>, out: &mut [bf16]) {
-        // SAFETY: the token proves the features.
-        unsafe { dots::convert_row(self.zmm, self.dots, row, out) }
-    }
-
     fn pack_q<const D_QK: usize>(
         self,
         rows: &[&[bf16]],
@@ -74,11 +68,6 @@ impl Kernel for Amx {
 
     fn qk<const D_QK: usize>(self, call: &Qk<'_>, q: &QPanel, scratch: &mut L0b, s: &mut STile) {
         qk::qk(self, call, &q.0[..D_QK / 2], scratch, s);
-    }
-
-    fn softmax(self, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
-        // SAFETY: the token proves the features.
-        unsafe { softmax(self, call, s, p, state) }
     }
 
     fn prob(self, p: &L0a, precision: Precision, k: usize, r: usize) -> f32 {
@@ -106,20 +95,40 @@ impl Kernel for Amx {
         }
     }
 
-    fn epilogue(
-        self,
-        call: &Epilogue<'_>,
-        earlier: Option<&[ORow]>,
-        o: &mut [ORow],
-        store: impl FnMut(usize, &ORow),
-    ) {
-        // SAFETY: the token proves the features.
-        unsafe { epilogue(self.zmm, call, earlier, o, store) }
-    }
+    with_features! {
+        [#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]] Amx
 
-    fn rescale(self, xs: &mut [f32], increment: Increment) {
-        // SAFETY: the token proves the features.
-        unsafe { rescale(self.zmm, xs, increment) }
+        fn convert(kernel, row: &Row<'_>, out: &mut [bf16]) {
+            zmm::convert::convert(kernel.zmm, kernel.dots, row, out);
+        }
+
+        // With P transposed for C2.
+        fn softmax(kernel, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
+            let steps = call.rows.div_ceil(LANES) * call.keys.div_ceil(2);
+            let mut prefetch = Spread::of(call.prefetch, steps);
+            let beside = || prefetch.step(kernel.zmm, Hint::L2);
+            let to = StoreBf16::<_, RESIDUAL>(kernel.dots);
+            softmax::softmax(kernel.zmm, to, call, None, s, p, state, beside);
+            let tiles = call.rows.div_ceil(SIDE);
+            pv::transpose_p(&mut p.high, tiles, call.keys);
+            if call.precision == Precision::Bf16x2 {
+                pv::transpose_p(&mut p.low, tiles, call.keys);
+            }
+        }
+
+        fn epilogue(
+            kernel,
+            call: &Epilogue<'_>,
+            earlier: Option<&[ORow]>,
+            o: &mut [ORow],
+            store: impl FnMut(usize, &ORow),
+        ) {
+            simd::epilogue(kernel.zmm, call, earlier, o, store);
+        }
+
+        fn rescale(kernel, xs: &mut [f32], increment: Increment) {
+            simd::rescale(kernel.zmm, xs, increment);
+        }
     }
 
     fn dot_loop(self, iterations: u64) -> u64 {
@@ -130,42 +139,3 @@ impl Kernel for Amx {
 /// One over the share of a row's sum from which on its largest P has a residual, which vectors add: that takes as long as a
 /// quarter of C2 where all rows have one. Residuals of others are as small as what rounding takes from the rest.
 const RESIDUAL: u32 = 64;
-
-/// V1, with P transposed for C2.
-#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-fn softmax(kernel: Amx, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
-    let steps = call.rows.div_ceil(LANES) * call.keys.div_ceil(2);
-    let mut prefetch = Spread::of(call.prefetch, steps);
-    let beside = || prefetch.step(kernel.zmm, Hint::L2);
-    softmax::softmax(
-        kernel.zmm,
-        StoreBf16::<_, RESIDUAL>(kernel.dots),
-        call,
-        None,
-        s,
-        p,
-        state,
-        beside,
-    );
-    let tiles = call.rows.div_ceil(SIDE);
-    pv::transpose_p(&mut p.high, tiles, call.keys);
-    if call.precision == Precision::Bf16x2 {
-        pv::transpose_p(&mut p.low, tiles, call.keys);
-    }
-}
-
-#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-fn rescale(zmm: Zmm, xs: &mut [f32], increment: Increment) {
-    simd::rescale(zmm, xs, increment);
-}
-
-#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-fn epilogue(
-    zmm: Zmm,
-    call: &Epilogue<'_>,
-    earlier: Option<&[ORow]>,
-    o: &mut [ORow],
-    store: impl FnMut(usize, &ORow),
-) {
-    simd::epilogue(zmm, call, earlier, o, store);
-}

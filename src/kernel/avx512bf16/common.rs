@@ -4,13 +4,14 @@ pub use half::bf16;
 
 pub use crate::kernel::arch::*;
 pub use crate::kernel::call::{
-    Columns, FUSED_KEYS, FusedBlock, FusedEnd, Pv, Qk, Rows, Skipped, Softmax, Strips,
+    Columns, FUSED_KEYS, FusedEnd, Pv, Qk, Rows, Skipped, Softmax, Strips,
 };
-use crate::kernel::detect;
+pub use crate::kernel::memory::strip_is_finite;
 pub use crate::kernel::prefetch::{Core, Hint, LINE};
 pub use crate::kernel::simd::Simd;
 pub use crate::kernel::zmm::dots::{Dots, as_pairs, from_pairs, load_pairs};
 pub use crate::kernel::zmm::{LANES, NOT_FINITE, Zmm, load_row, store_pairs};
+use crate::kernel::{detect, simd};
 pub use crate::problem::{Precision, Rescale};
 pub use crate::tile::{
     BLOCK_KEYS, BLOCK_PAIRS, L0a, L0b, MAX_D_V, ORow, PANEL_ROWS, PTile, QPanel, Residuals,
@@ -59,4 +60,11 @@ pub fn load(x: &[f32; LANES]) -> __m512 {
 pub fn store(to: &mut [f32; LANES], x: __m512) {
     // SAFETY: 16 f32 are 64 bytes; no alignment needed.
     unsafe { _mm512_storeu_ps(to.as_mut_ptr(), x) }
+}
+
+/// Adds each row's increment to the bits of its elements; rare.
+#[cold]
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+pub fn rescale_rows(zmm: Zmm, rows: &mut [ORow], increment: &[i32]) {
+    simd::rescale_rows(zmm, rows, increment);
 }

@@ -30,15 +30,16 @@ use core::ops::Range;
 use super::common::*;
 use super::p;
 use super::skinny::{self, VECTOR_PAIRS, interleaved, read, write};
-use crate::kernel::zmm::fused_rows::{
-    self, Block, Lines, Mla, Other, Prefetch, PrefetchRows, Widths,
-};
-use crate::kernel::zmm::softmax_rows::{self, ByRow, GROUP, KEYS, Known};
+use crate::kernel::simd::lanes;
+use crate::kernel::softmax_rows::{Bases, Scores, StoreRows, softmax_rows};
+use crate::kernel::zmm::fused_rows::{self, Block, KEYS, Lines, Prefetch, PrefetchRows};
 
 /// The largest group.
 pub const ROWS: usize = 8;
 /// Rows of a register tile.
 pub const TILE_ROWS: usize = 4;
+/// Keys of a register tile of C1, and rows whose largest P are found at once.
+const GROUP: usize = 4;
 /// Pairs of a vector of keys.
 const PAIRS: usize = KEYS / 2;
 /// Vectors of keys of a step: of a short one, and of others.
@@ -79,16 +80,17 @@ impl<const L2: bool, const N: usize> Policy for Times<L2, N> {
 }
 
 /// P of a step.
+#[repr(align(64))]
 struct Probs<const V: usize> {
-    /// In FP32.
-    fp32: ByRow<V>,
+    /// Proof that the processor rounds.
+    _dots: Dots,
     /// Rounded, row by row, and what rounding took.
     parts: [[[[u32; PAIRS]; V]; ROWS]; 2],
     /// Parts that C2 takes.
     len: usize,
     /// The rows whose largest P has a residual that C2 adds.
     carried: u32,
-    /// Residuals of these rows, and zeros of others.
+    /// Residuals of these rows; others have some key of the step.
     residuals: [Residual; ROWS],
 }
 
@@ -112,42 +114,17 @@ impl Residual {
 
 /// [`Kernel::fused`].
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub fn fused<const D_QK: usize, const D_V: usize>(
+pub fn fused<const MLA: bool>(
     kernel: Avx512Bf16,
     call: &Softmax<'_>,
-    block: &FusedBlock<'_, D_QK, D_V>,
+    block: &Block<'_, MLA>,
     from: usize,
     p: &mut L0a,
     state: &mut RowState,
     o: &mut [ORow],
 ) -> FusedEnd {
-    if const { Mla::has(D_QK, D_V) } {
-        of_widths(kernel, Mla, call, block, from, p, state, o)
-    } else {
-        of_widths(kernel, Other::of(D_QK, D_V), call, block, from, p, state, o)
-    }
-}
-
-/// The same of such widths.
-#[inline]
-#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-#[expect(clippy::too_many_arguments, reason = "called twice, with other types")]
-fn of_widths<W: Widths, const D_QK: usize, const D_V: usize>(
-    kernel: Avx512Bf16,
-    widths: W,
-    call: &Softmax<'_>,
-    block: &FusedBlock<'_, D_QK, D_V>,
-    from: usize,
-    p: &mut L0a,
-    state: &mut RowState,
-    o: &mut [ORow],
-) -> FusedEnd {
-    const { assert!(D_QK.is_multiple_of(2 * LINE)) };
-    let q = block.q.0.as_flattened();
-    let block = Block::of(widths, block);
     let call = Call {
-        zmm: kernel.zmm,
-        q: &q[..call.rows * D_QK / 2],
+        kernel,
         block,
         softmax: call,
     };
@@ -162,14 +139,13 @@ fn of_widths<W: Widths, const D_QK: usize, const D_V: usize>(
 }
 
 /// A block's steps.
-struct Call<'a, W> {
-    zmm: Zmm,
-    q: &'a [u32],
-    block: Block<'a, W>,
+struct Call<'a, const MLA: bool> {
+    kernel: Avx512Bf16,
+    block: &'a Block<'a, MLA>,
     softmax: &'a Softmax<'a>,
 }
 
-impl<W: Widths> Call<'_, W> {
+impl<const MLA: bool> Call<'_, MLA> {
     /// All stages of the keys from one on, in steps of `VECTORS` vectors of keys and over `TILES` tiles of rows.
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn steps<P: Policy, const TILES: usize, const VECTORS: usize>(
@@ -180,7 +156,7 @@ impl<W: Widths> Call<'_, W> {
         o: &mut [ORow],
     ) -> FusedEnd {
         let call = self.softmax;
-        let (zmm, rows) = (self.zmm, call.rows);
+        let (zmm, rows) = (self.kernel.zmm, call.rows);
         let at_once = const { VECTORS * KEYS };
         let distance = const {
             if VECTORS == LONG && P::TIMES > 1 {
@@ -189,9 +165,10 @@ impl<W: Widths> Call<'_, W> {
                 VECTORS * KEYS + MARGIN
             }
         };
-        let mut s = ByRow([[[0.0; KEYS]; VECTORS]; _]);
+        let mut s = Scores([[0.0; _]; _]);
+        let mut bases = Bases::of(call, state);
         let mut probs = Probs {
-            fp32: ByRow([[[0.0; KEYS]; VECTORS]; _]),
+            _dots: self.kernel.dots,
             parts: [[[[0; PAIRS]; VECTORS]; ROWS]; 2],
             len: if call.precision == Precision::Bf16x2 {
                 2
@@ -207,12 +184,13 @@ impl<W: Widths> Call<'_, W> {
             // Whole vectors of keys: scores beyond don't count.
             let padded = len.next_multiple_of(KEYS);
             let next = first + distance;
-            let step = Step::<W, P, TILES> {
+            let step = Step::<P, TILES, MLA> {
                 policy: PhantomData,
                 zmm,
                 rows,
-                widths: self.block.widths,
-                half_lines: self.block.widths.lines() / 2,
+                q: self.block.q(rows),
+                block: self.block,
+                half_lines: self.block.lines() / 2,
                 pairs: PAIRS,
                 keys: &self.block.keys[first..][..padded],
                 values: self.block.values[first..][..padded].as_chunks().0,
@@ -237,30 +215,32 @@ impl<W: Widths> Call<'_, W> {
                     let group = group..group + some;
                     match tile_rows.min(rows - row) {
                         1 if const { TILES == 1 && VECTORS == SHORT } => {
-                            step.qk::<1, VECTORS>(group, row, self.q, &mut s)
+                            step.qk::<1>(group, row, &mut s)
                         }
                         2 if const { TILES == 2 || VECTORS == SHORT } => {
-                            step.qk::<2, VECTORS>(group, row, self.q, &mut s)
+                            step.qk::<2>(group, row, &mut s)
                         }
                         3 if const { TILES == 2 || VECTORS == SHORT } => {
-                            step.qk::<3, VECTORS>(group, row, self.q, &mut s)
+                            step.qk::<3>(group, row, &mut s)
                         }
-                        _ => step.qk::<4, VECTORS>(group, row, self.q, &mut s),
+                        _ => step.qk::<4>(group, row, &mut s),
                     }
                 }
             }
-            softmax(
+            let keys = first..first + len;
+            let moved = probs.softmax(
                 zmm,
                 call,
-                first,
-                len,
-                &s,
+                keys.clone(),
+                &mut s,
+                &mut bases,
                 state,
                 &mut p.increment,
-                &mut probs,
             );
-            if p.increment[..rows].iter().any(|&n| n != 0) {
-                softmax_rows::rescale(zmm, &p.increment[..rows], o);
+            if moved {
+                for o in o.chunks_mut(rows) {
+                    rescale_rows(zmm, o, &p.increment);
+                }
             }
             let mut all = 0;
             for tile in 0..TILES {
@@ -281,7 +261,7 @@ impl<W: Widths> Call<'_, W> {
             if all != 0 {
                 probs.spread(rows, p);
                 return FusedEnd {
-                    keys: first..first + len,
+                    keys,
                     skipped: Skipped { all, tail: 0 },
                 };
             }
@@ -291,39 +271,34 @@ impl<W: Widths> Call<'_, W> {
 }
 
 /// A step's keys and those to come.
-struct Step<'a, W, P, const TILES: usize> {
+struct Step<'a, P, const TILES: usize, const MLA: bool> {
     policy: PhantomData<P>,
     zmm: Zmm,
     /// Of Q and O.
     rows: usize,
-    widths: W,
+    q: &'a [u32],
+    block: &'a Block<'a, MLA>,
     /// Half of the lines of a key, where the compiler doesn't see it.
     half_lines: usize,
     /// Pairs of a vector of keys, hidden from the compiler as well.
     pairs: usize,
-    /// Each is valid for as many lines as `widths` says.
+    /// Each is valid for reads of the block's lines.
     keys: &'a [*const bf16],
-    /// Each is valid for as many strips as `widths` says.
+    /// Each is valid for reads of the block's strips.
     values: &'a [[*const bf16; KEYS]],
     /// What C1 prefetches, and what C2 does; and closer rows, prefetched again. These may be anywhere.
     next: [(&'a [*const bf16], &'a [*const bf16]); TIMES],
 }
 
-impl<W: Widths, P: Policy, const TILES: usize> Step<'_, W, P, TILES> {
+impl<P: Policy, const TILES: usize, const MLA: bool> Step<'_, P, TILES, MLA> {
     /// C1 of a tile, one of `TILES`: scores of the `N` rows from `row` on over groups of keys.
     #[inline(never)]
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-    fn qk<const N: usize, const V: usize>(
-        &self,
-        groups: Range<usize>,
-        row: usize,
-        q: &[u32],
-        s: &mut ByRow<V>,
-    ) {
-        let (zmm, rows) = (self.zmm, self.rows);
-        let pairs = self.widths.lines() * LANES;
-        assert!(q.len() == rows * pairs && self.half_lines <= self.widths.lines() / 2);
-        let q = &q[row * pairs..][..N * pairs];
+    fn qk<const N: usize>(&self, groups: Range<usize>, row: usize, s: &mut Scores) {
+        let zmm = self.zmm;
+        let pairs = self.block.lines() * LANES;
+        assert!(self.half_lines <= self.block.lines() / 2);
+        let q = &self.q[row * pairs..][..N * pairs];
         // A group prefetches two rows; with two tiles, each one of them.
         const { assert!(fused_rows::ROWS == 2 * (KEYS / GROUP)) };
         let second = usize::from(row > 0);
@@ -345,14 +320,14 @@ impl<W: Widths, P: Policy, const TILES: usize> Step<'_, W, P, TILES> {
                     let mut q_pairs = [as_pairs(_mm512_setzero_si512()); N];
                     for r in 0..N {
                         // SAFETY: q has the pairs of N rows, by the slicing above, and v is one of
-                        // the vectors that those of a row fill, by the assertion; no alignment needed.
+                        // the vectors that those of a row fill; no alignment needed.
                         q_pairs[r] = as_pairs(unsafe {
                             _mm512_loadu_si512(q.as_ptr().add(r * pairs + v * LANES).cast())
                         });
                     }
                     for k in 0..GROUP {
-                        // SAFETY: a key is valid for as many lines as `widths` says, and v is one of them by the assertion;
-                        // no alignment needed.
+                        // SAFETY: a key is valid for reads of the block's lines, and v is one of them, by the assertion; no
+                        // alignment needed.
                         let key =
                             as_pairs(unsafe { _mm512_loadu_si512(keys[k].add(v * LINE).cast()) });
                         for r in 0..N {
@@ -366,7 +341,7 @@ impl<W: Widths, P: Policy, const TILES: usize> Step<'_, W, P, TILES> {
             }
             for r in 0..N {
                 let sums = zmm.sum_lanes([acc[0][r], acc[1][r], acc[2][r], acc[3][r]]);
-                s.0[row + r].as_flattened_mut().as_chunks_mut().0[group] = sums;
+                s.0[row + r].as_chunks_mut().0[group] = sums;
             }
         }
     }
@@ -383,15 +358,14 @@ impl<W: Widths, P: Policy, const TILES: usize> Step<'_, W, P, TILES> {
         skipped: &mut Strips,
         o: &mut [[f32; STRIP]],
     ) {
-        assert!(o.len() == self.widths.strips() * self.rows && self.values.len() <= V);
+        assert!(o.len() == self.block.strips() * self.rows && self.values.len() <= V);
         let carried = probs.carried >> row & ((1 << N) - 1);
         // With two tiles, each prefetches half of the rows.
         let next = self.next.map(|(_, rows)| {
             let half = rows.len() / 2;
             if row > 0 { &rows[half..] } else { rows }
         });
-        let times = TILES * self.widths.strips();
-        let requests = PrefetchRows::of(next, self.widths, times);
+        let prefetch = PrefetchRows::of(next, self.block.lines(), TILES * self.block.strips());
         for (strip, o) in o.chunks_mut(self.rows).enumerate() {
             let o: &mut [_; N] = &mut o[row..].as_chunks_mut().0[0];
             if *skipped >> strip & 1 != 0 {
@@ -405,7 +379,7 @@ impl<W: Widths, P: Policy, const TILES: usize> Step<'_, W, P, TILES> {
             }
             for (vector, values) in self.values.iter().enumerate() {
                 let time = strip * self.values.len() + vector;
-                let mut lines = requests.pass(time, PAIRS, self);
+                let mut lines = prefetch.pass(time, PAIRS, self);
                 let [high, low] = &probs.parts;
                 let high = rows_of(high, row, vector);
                 // Apart, so that the usual loop doesn't look for a low part with each pair.
@@ -447,7 +421,7 @@ impl<W: Widths, P: Policy, const TILES: usize> Step<'_, W, P, TILES> {
                     wrong |= _mm512_fpclass_ps_mask::<NOT_FINITE>(*acc);
                 }
                 // SAFETY: values are valid for the columns of all strips, of which this is one by the assertion.
-                if wrong != 0 && !unsafe { softmax_rows::finite(self.values, strip) } {
+                if wrong != 0 && !unsafe { strip_is_finite(self.values, strip) } {
                     *skipped |= 1 << strip;
                     continue;
                 }
@@ -471,7 +445,7 @@ impl<W: Widths, P: Policy, const TILES: usize> Step<'_, W, P, TILES> {
         lines: &mut Lines<TIMES>,
         mut acc: [[[__m512; 2]; VECTOR_PAIRS]; N],
     ) -> [[[__m512; 2]; VECTOR_PAIRS]; N] {
-        assert!(strip < self.widths.strips() && self.pairs <= PAIRS);
+        assert!(strip < self.block.strips() && self.pairs <= PAIRS);
         let values: &[_; PAIRS] = &values.as_chunks().0.as_chunks().0[0];
         // Unrolled, loads and prefetches of several pairs would be moved side by side, and accumulators to the stack.
         for k in 0..self.pairs {
@@ -491,7 +465,7 @@ impl<W: Widths, P: Policy, const TILES: usize> Step<'_, W, P, TILES> {
     }
 }
 
-impl<W, P: Policy, const TILES: usize> Prefetch<TIMES> for Step<'_, W, P, TILES> {
+impl<P: Policy, const TILES: usize, const MLA: bool> Prefetch<TIMES> for Step<'_, P, TILES, MLA> {
     /// Prefetches a line of a row to come, and mostly one of closer rows again; then come those behind them.
     #[inline(always)]
     fn prefetch(&self, at: &mut [*const bf16; TIMES]) {
@@ -556,59 +530,54 @@ fn add(o: &mut [__m512; 2], v: &[__m512i; 2], p: u32) {
     }
 }
 
-/// V1 of the keys from `first` on, `len` of them.
-#[inline(never)]
-#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-#[expect(clippy::too_many_arguments, reason = "called in one place")]
-fn softmax<const V: usize>(
-    zmm: Zmm,
-    call: &Softmax<'_>,
-    first: usize,
-    len: usize,
-    s: &ByRow<V>,
-    state: &mut RowState,
-    increment: &mut [i32; PANEL_ROWS],
-    probs: &mut Probs<V>,
-) {
-    let known = softmax_rows::softmax(zmm, call, first, len, s, &mut probs.fp32, state, increment);
-    let exact = call.rescale == Rescale::Exact;
-    let two_parts = call.precision == Precision::Bf16x2;
-    let mut row = |r: usize| {
-        let mut sum = _mm512_setzero_ps();
-        for v in 0..V {
-            let prob = load(&probs.fp32.0[r][v]);
-            let high = _mm512_cvtneps_pbh(prob);
-            let mut stored = _mm512_cvtpbh_ps(high);
-            probs.parts[0][r][v] = words(high);
-            if two_parts {
-                let rest = _mm512_cvtneps_pbh(_mm512_sub_ps(prob, stored));
-                probs.parts[1][r][v] = words(rest);
-                stored = _mm512_add_ps(stored, _mm512_cvtpbh_ps(rest));
-            }
-            sum = if v == 0 {
-                stored
-            } else {
-                _mm512_add_ps(sum, stored)
-            };
-        }
-        sum
-    };
-    let mut stored = _mm512_setzero_ps();
-    for i in 0..call.rows.div_ceil(GROUP) {
-        let r = GROUP * i;
-        let rows = [row(r), row(r + 1), row(r + 2), row(r + 3)];
-        if exact {
-            stored = softmax_rows::four(stored, i, zmm.sum_lanes(rows));
-        }
-    }
-    softmax_rows::add_rounded(zmm, if exact { stored } else { known.sums }, state);
-    probs.carried = 0;
-    if exact && !two_parts {
-        probs.carry(zmm, call.rows, &known, s, state);
+impl<const V: usize> StoreRows<Zmm> for Probs<V> {
+    const ROUNDED: bool = true;
+
+    #[inline(always)]
+    fn store(&mut self, _zmm: Zmm, prob: __m512, row: usize, v: usize) -> __m512 {
+        // SAFETY: the token in `self` proves the features.
+        unsafe { self.round(prob, row, v) }
     }
 }
 
 impl<const V: usize> Probs<V> {
+    /// Rounds a vector of P. Returns what C2 takes, but for residuals.
+    #[inline]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+    fn round(&mut self, prob: __m512, row: usize, v: usize) -> __m512 {
+        let high = _mm512_cvtneps_pbh(prob);
+        let stored = _mm512_cvtpbh_ps(high);
+        self.parts[0][row][v] = words(high);
+        if self.len == 1 {
+            return stored;
+        }
+        let rest = _mm512_cvtneps_pbh(_mm512_sub_ps(prob, stored));
+        self.parts[1][row][v] = words(rest);
+        _mm512_add_ps(stored, _mm512_cvtpbh_ps(rest))
+    }
+
+    /// V1 of these keys, whose scores `s` has. Returns whether a reference moved.
+    #[inline(never)]
+    #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+    #[expect(clippy::too_many_arguments, reason = "called in one place")]
+    fn softmax(
+        &mut self,
+        zmm: Zmm,
+        call: &Softmax<'_>,
+        keys: Range<usize>,
+        s: &mut Scores,
+        bases: &mut Bases,
+        state: &mut RowState,
+        increment: &mut [i32; PANEL_ROWS],
+    ) -> bool {
+        let vectors = keys.len().div_ceil(KEYS);
+        let moved = softmax_rows(zmm, self, call, keys, vectors, s, bases, state, increment);
+        if call.rescale == Rescale::Exact && call.precision == Precision::Bf16 {
+            self.carry(zmm, call.rows, vectors, s, state);
+        }
+        moved
+    }
+
     /// The residual of a row's largest P, if C2 adds it.
     #[inline(always)]
     fn residual(&self, r: usize) -> Option<&Residual> {
@@ -616,34 +585,57 @@ impl<const V: usize> Probs<V> {
     }
 
     /// Stores the residual of each row's largest P, where it is large enough: as a row's sum grows, other keys' P, which
-    /// have no residual, lose as much.
+    /// have no residual, lose as much. The row's sum of rounded P includes it.
+    #[inline]
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-    fn carry(
-        &mut self,
-        zmm: Zmm,
-        rows: usize,
-        known: &Known<V>,
-        s: &ByRow<V>,
-        state: &mut RowState,
-    ) {
-        let offset = &known.bases.offset;
-        let Some((carried, bits)) = residuals(zmm, rows, offset, known.totals, state) else {
-            return;
-        };
-        for r in 0..rows {
-            // The last key of those that have the largest score.
-            let max = _mm512_set1_ps(known.bases.max[r]);
-            let mut key = 0;
-            for v in 0..V {
-                let scores = load(&s.0[r][v]);
-                let tops = _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(known.seen[r][v], scores, max);
-                if let Some(last) = tops.checked_ilog2() {
-                    key = v * KEYS + last as usize;
+    fn carry(&mut self, zmm: Zmm, rows: usize, vectors: usize, p: &Scores, state: &mut RowState) {
+        /// The share of a row's sum from which on a P has a residual: 2^-6 of its error of 2^-9.
+        const FRACTION: f32 = 1.0 / 64.0;
+        self.carried = 0;
+        for first in (0..rows).step_by(GROUP) {
+            let mut maxima = [_mm512_setzero_ps(); GROUP];
+            let rows = first..rows.min(first + GROUP);
+            for (r, max) in rows.clone().zip(&mut maxima) {
+                for p in &lanes::<Zmm>(&p.0[r])[..vectors] {
+                    // The second where the first is NaN.
+                    *max = _mm512_max_ps(load(p), *max);
                 }
             }
-            self.residuals[r] = Residual { key, p: bits[r] };
+            let maxima = zmm.max_lanes(maxima);
+            let (sum, stored) = (&state.sum[first..], &mut state.rounded_sum[first..]);
+            let largest = of_four(&maxima);
+            let least = _mm512_mul_ps(of_four(sum), _mm512_set1_ps(FRACTION));
+            let carried = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(largest, least);
+            let carried = carried & ((1 << rows.len()) - 1);
+            self.carried |= u32::from(carried) << first;
+            let high = _mm512_cvtpbh_ps(_mm512_cvtneps_pbh(largest));
+            let residual = _mm512_cvtneps_pbh(_mm512_sub_ps(largest, high));
+            let residual = _mm512_maskz_mov_ps(carried, _mm512_cvtpbh_ps(residual));
+            let mut residuals = [0.0; LANES];
+            store(&mut residuals, residual);
+            for (stored, residual) in stored[..GROUP].iter_mut().zip(residuals) {
+                *stored += residual;
+            }
+            if carried == 0 {
+                self.residuals[first..][..GROUP].fill(Residual::NONE);
+                continue;
+            }
+            for (i, r) in rows.enumerate() {
+                // The last of the keys that have it.
+                let max = _mm512_set1_ps(maxima[i]);
+                let mut key = 0;
+                for (v, p) in lanes::<Zmm>(&p.0[r])[..vectors].iter().enumerate() {
+                    let tops = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(load(p), max);
+                    if let Some(last) = tops.checked_ilog2() {
+                        key = v * KEYS + last as usize;
+                    }
+                }
+                self.residuals[r] = Residual {
+                    key,
+                    p: residuals[i],
+                };
+            }
         }
-        self.carried = u32::from(carried);
     }
 
     /// Stores P in the tile of other kernels, pair by pair.
@@ -665,32 +657,13 @@ impl<const V: usize> Probs<V> {
     }
 }
 
-/// Residuals of each row's largest P, and the rows that C2 adds them for; these rows' sums include them.
+/// Four numbers in each quarter of a vector.
 #[inline]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-fn residuals(
-    zmm: Zmm,
-    rows: usize,
-    offset: &[f32; LANES],
-    totals: __m512,
-    state: &mut RowState,
-) -> Option<(__mmask16, [f32; LANES])> {
-    /// The share of a row's sum from which on a P has a residual: 2^-6 of its error of 2^-9.
-    const FRACTION: f32 = 1.0 / 64.0;
-    let largest = zmm.exp2(load(offset));
-    let least = _mm512_mul_ps(totals, _mm512_set1_ps(FRACTION));
-    let carried = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(largest, least);
-    let carried = carried & __mmask16::MAX >> (LANES - rows);
-    if carried == 0 {
-        return None;
-    }
-    let high = _mm512_cvtpbh_ps(_mm512_cvtneps_pbh(largest));
-    let residual = _mm512_cvtneps_pbh(_mm512_sub_ps(largest, high));
-    let residual = _mm512_maskz_mov_ps(carried, _mm512_cvtpbh_ps(residual));
-    softmax_rows::add_rounded(zmm, residual, state);
-    let mut bits = [0.0; LANES];
-    store(&mut bits, residual);
-    Some((carried, bits))
+fn of_four(x: &[f32]) -> __m512 {
+    let &[a, b, c, d] = &x.as_chunks().0[0];
+    let four = _mm_setr_ps(a, b, c, d);
+    _mm512_mask_broadcast_f32x4(_mm512_setzero_ps(), __mmask16::MAX, four)
 }
 
 /// The pairs of a row's P.

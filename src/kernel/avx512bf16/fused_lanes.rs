@@ -26,8 +26,8 @@ use super::common::*;
 use super::p;
 use super::skinny::{self, VECTOR_PAIRS, read, write};
 use crate::kernel::softmax::{self, RoundPairs as _};
-use crate::kernel::zmm::fused_rows::{self, Block, Mla, Other, Prefetch, PrefetchRows, Widths};
-use crate::kernel::zmm::softmax_rows::{self, KEYS};
+use crate::kernel::zmm::follow;
+use crate::kernel::zmm::fused_rows::{self, Block, KEYS, Prefetch, PrefetchRows};
 
 /// The largest group.
 pub const ROWS: usize = 8;
@@ -127,35 +127,12 @@ struct Probs {
     weights: [f32; LANES],
 }
 
-/// [`Kernel::fused`](crate::kernel::Kernel::fused).
+/// [`Kernel::fused`](crate::kernel::Kernel::fused), where Q is as [`pack_q`] packs it.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub fn fused<const D_QK: usize, const D_V: usize>(
+pub fn fused<const MLA: bool>(
     kernel: Avx512Bf16,
     call: &Softmax<'_>,
-    block: &FusedBlock<'_, D_QK, D_V>,
-    from: usize,
-    p: &mut L0a,
-    state: &mut RowState,
-    o: &mut [ORow],
-) -> FusedEnd {
-    let q = block.q.0.as_flattened();
-    if const { Mla::has(D_QK, D_V) } {
-        of_widths(kernel, &Block::of(Mla, block), q, call, from, p, state, o)
-    } else {
-        let block = Block::of(Other::of(D_QK, D_V), block);
-        of_widths(kernel, &block, q, call, from, p, state, o)
-    }
-}
-
-/// The same of some widths, where `q` is as [`pack_q`] packs it.
-#[inline]
-#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-#[expect(clippy::too_many_arguments, reason = "called twice, with other types")]
-fn of_widths<W: Widths>(
-    kernel: Avx512Bf16,
-    block: &Block<'_, W>,
-    q: &[u32],
-    call: &Softmax<'_>,
+    block: &Block<'_, MLA>,
     from: usize,
     p: &mut L0a,
     state: &mut RowState,
@@ -166,7 +143,6 @@ fn of_widths<W: Widths>(
     let block = Call {
         kernel,
         block,
-        q,
         call,
     };
     match call.rows {
@@ -178,14 +154,13 @@ fn of_widths<W: Widths>(
 }
 
 /// A block's steps.
-struct Call<'a, W> {
+struct Call<'a, const MLA: bool> {
     kernel: Avx512Bf16,
-    block: &'a Block<'a, W>,
-    q: &'a [u32],
+    block: &'a Block<'a, MLA>,
     call: &'a Softmax<'a>,
 }
 
-impl<W: Widths> Call<'_, W> {
+impl<const MLA: bool> Call<'_, MLA> {
     /// Of `N` rows, and the tile of C1 that these have ([`Step::scores`]).
     #[inline(never)]
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
@@ -205,12 +180,12 @@ impl<W: Widths> Call<'_, W> {
         let &Self {
             kernel,
             block,
-            q,
             call,
         } = self;
+        let q = block.q(2 * VECTORS);
         let zmm = kernel.zmm;
-        let qk = Step::<W>::qk::<GROUP, HALF, VECTORS, SHARED> as *const ();
-        let tile = Step::<W>::tile::<N> as *const ();
+        let qk = Step::<MLA>::qk::<GROUP, HALF, VECTORS, SHARED> as *const ();
+        let tile = Step::<MLA>::tile::<N> as *const ();
         prefetch_code(zmm, qk, QK_LINES);
         prefetch_code(zmm, tile, TILE_LINES);
         let mut s = Scores {
@@ -237,8 +212,8 @@ impl<W: Widths> Call<'_, W> {
             let next = &block.prefetch[first + DISTANCE..];
             let step = Step {
                 zmm,
-                widths: block.widths,
-                lines: block.widths.lines(),
+                block,
+                lines: block.lines(),
                 pairs: PAIRS,
                 keys: &block.keys[first..],
                 values: block.values[first..][..padded].as_chunks().0,
@@ -248,7 +223,7 @@ impl<W: Widths> Call<'_, W> {
             step.scores::<GROUP, HALF, VECTORS, SHARED>(padded, q, &mut s);
             let middles = Middles {
                 rows: step.next_in_c2,
-                column: block.widths.lines() / 2 * LINE,
+                column: block.lines() / 2 * LINE,
             };
             let finite = softmax(
                 kernel,
@@ -261,7 +236,9 @@ impl<W: Widths> Call<'_, W> {
                 &mut probs,
             );
             if p.increment[..N].iter().any(|&n| n != 0) {
-                softmax_rows::rescale(zmm, &p.increment[..N], o);
+                for o in o.chunks_mut(N) {
+                    rescale_rows(zmm, o, &p.increment);
+                }
             }
             let skipped = if finite && heads {
                 step.pv::<N>(&probs, o);
@@ -292,23 +269,23 @@ struct StripPart {
 }
 
 /// A step's keys and those to come.
-struct Step<'a, W> {
+struct Step<'a, const MLA: bool> {
     zmm: Zmm,
-    widths: W,
+    block: &'a Block<'a, MLA>,
     /// Lines of a key, where the compiler doesn't see it.
     lines: usize,
     /// Pairs of a vector of keys, hidden from the compiler as well.
     pairs: usize,
-    /// The step's and those behind it. Each is valid for as many lines as `widths` says.
+    /// The step's and those behind it. Each is valid for reads of the block's lines.
     keys: &'a [*const bf16],
-    /// Each is valid for as many strips as `widths` says.
+    /// Each is valid for reads of the block's strips.
     values: &'a [[*const bf16; KEYS]],
     /// Rows that C1 prefetches, then C2, and later ones; and C2's alone. These may be anywhere.
     next: &'a [*const bf16],
     next_in_c2: &'a [*const bf16],
 }
 
-impl<W: Widths> Step<'_, W> {
+impl<const MLA: bool> Step<'_, MLA> {
     /// C1 of `keys` keys and some behind them. A tile has `GROUP` keys, or `HALF` pairs of them, and `VECTORS` vectors of rows, of
     /// which `SHARED` have two.
     #[inline]
@@ -319,7 +296,7 @@ impl<W: Widths> Step<'_, W> {
         q: &[u32],
         s: &mut Scores,
     ) {
-        let q = &q.as_chunks().0.as_chunks().0[..self.widths.lines() * DOTS];
+        let q = &q.as_chunks().0.as_chunks().0[..self.block.lines() * DOTS];
         let groups = keys.div_ceil(GROUP);
         let keys = self.keys.as_chunks().0.iter();
         let next = self.next.as_chunks().0.iter();
@@ -356,7 +333,7 @@ impl<W: Widths> Step<'_, W> {
     ) {
         const { assert!(GROUP == 2 * HALF && 2 * VECTORS <= ROWS) };
         const { assert!(VECTORS - SHARED <= 1) };
-        assert!(self.lines <= self.widths.lines() && q.len() == self.widths.lines() * DOTS);
+        assert!(self.lines <= self.block.lines() && q.len() == self.block.lines() * DOTS);
         // In registers: `apart` may have changed memory for all that the compiler knows. And copied here: a caller's copy may straddle
         // two cache lines, and would be waited for.
         let (keys, mut next) = (*keys, *next);
@@ -380,8 +357,8 @@ impl<W: Widths> Step<'_, W> {
                     pairs[v] = load_pairs(&q[v]);
                 }
                 for k in 0..GROUP {
-                    // SAFETY: a key is valid for as many lines as `widths` says, of `DOTS` dots each, and this is one of them, by the
-                    // assertion.
+                    // SAFETY: a key is valid for reads of the block's lines, of `DOTS` dots each, and this is one of
+                    // them, by the assertion.
                     let key = unsafe { broadcast(keys[k].add(line * LINE + 2 * EACH * dot)) };
                     for v in 0..SHARED {
                         acc[k][v] = _mm512_dpbf16_ps(acc[k][v], pairs[v], key);
@@ -440,7 +417,7 @@ impl<W: Widths> Step<'_, W> {
             let before = *o;
             self.strip::<N>(strip, probs, o);
             // SAFETY: values are valid for the columns of all strips, of which this is one, as C2 has asserted.
-            if !finite(&o[0]) && !unsafe { softmax_rows::finite(self.values, strip) } {
+            if !finite(&o[0]) && !unsafe { strip_is_finite(self.values, strip) } {
                 *o = before;
                 skipped |= 1 << strip;
             }
@@ -467,13 +444,13 @@ impl<W: Widths> Step<'_, W> {
         o: &mut [[f32; STRIP]; N],
     ) {
         const { assert!(N <= ROWS) };
-        assert!(strip < self.widths.strips() && part < VECTOR_PAIRS);
+        assert!(strip < self.block.strips() && part < VECTOR_PAIRS);
         assert!(self.pairs <= PAIRS && self.values.len() * PAIRS <= probs.pairs);
-        let times = VECTOR_PAIRS * self.widths.strips();
+        let times = VECTOR_PAIRS * self.block.strips();
         let time = VECTOR_PAIRS * strip + part;
         // All of them for the pages of what the next C1 prefetches.
         self.touch(STEP + STEP / 2 * time / times);
-        let requests = PrefetchRows::of([self.next_in_c2], self.widths, times);
+        let requests = PrefetchRows::of([self.next_in_c2], self.block.lines(), times);
         let column = strip * STRIP + part * skinny::VECTOR_PAIR;
         let mut acc = [[_mm512_setzero_ps(); 2]; N];
         for part in &probs.parts[..probs.len] {
@@ -507,7 +484,7 @@ impl<W: Widths> Step<'_, W> {
     }
 }
 
-impl<W> Prefetch<1> for Step<'_, W> {
+impl<const MLA: bool> Prefetch<1> for Step<'_, MLA> {
     #[inline(always)]
     fn prefetch(&self, [at]: &mut [*const bf16; 1]) {
         self.zmm.prefetch(*at);
@@ -649,18 +626,18 @@ fn softmax(
         largest = _mm512_max_ps(largest, max[i]);
     }
     let largest = to_rows(_mm512_max_ps(largest, swapped(largest)));
-    let bases = softmax_rows::follow(zmm, call, largest, state, increment);
+    let [max, mut offset] = follow::follow(zmm, call, 0, largest, state, increment);
     let exact = call.rescale == Rescale::Exact;
     let two_parts = call.precision == Precision::Bf16x2;
     let scale = zmm.splat(call.scale);
-    let (mut offset, mut weight) = (load(&bases.offset), zmm.splat(1.0));
+    let mut weight = zmm.splat(1.0);
     if exact && !two_parts {
         [offset, weight] = softmax::weights(zmm, offset);
     }
     store(&mut probs.weights, weight);
-    let max = to_lanes(load(&bases.max));
+    let max = to_lanes(max);
     let offset = to_lanes(offset);
-    let factor = to_lanes(load(&bases.factor));
+    let factor = to_lanes(load(&state.factor.as_chunks().0[0]));
     let (mut sums, mut zeros, mut stored) = ([zero; 2], [zero; CHAINS], zero);
     let vectors = of.as_chunks::<CHAINS>().0.iter();
     let vectors = vectors.zip(seen.as_chunks::<CHAINS>().0);

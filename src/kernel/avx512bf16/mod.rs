@@ -10,7 +10,7 @@
 //! | all stages, up to 8 rows ([`fused`], [`fused_lanes`]) | in those files | K and V in place |
 //!
 //! Panels have 24 accumulators, so that neither the latency of the dot nor the load ports limit them: 10 loads per
-//! 24 dots. Peak: 64 FLOP per dot, at the rate that [`dot_loop`] measures.
+//! 24 dots. Peak: 64 FLOP per dot, at the rate that `dot_loop` measures.
 #![allow(unsafe_code, reason = "pointer loads and feature-gated calls of the micro-kernels")]
 #![allow(
     clippy::needless_range_loop,
@@ -34,8 +34,9 @@ use super::prefetch::{self, Budget, Core};
 use super::scalar::prob_of;
 use super::simd;
 use super::softmax::{self, StoreBf16};
-use super::zmm::dots::{self, as_pairs};
-use super::zmm::{self, LANES, Zmm};
+use super::zmm::dots::as_pairs;
+use super::zmm::fused_rows::{Block, is_mla};
+use super::zmm::{self, LANES};
 use super::{Columns, Epilogue, FusedBlock, FusedEnd, Kernel, Pv, Qk, Skipped, Softmax};
 use crate::bits::Increment;
 use crate::format::Row;
@@ -58,11 +59,6 @@ impl Kernel for Avx512Bf16 {
             29..=32 if self.core == Core::Zen4 => Budget::c1(BLOCK_KEYS, BLOCK_KEYS),
             _ => Budget::NONE,
         }
-    }
-
-    fn convert(self, row: &Row<'_>, out: &mut [bf16]) {
-        // SAFETY: the token proves the features.
-        unsafe { dots::convert_row(self.zmm, self.dots, row, out) }
     }
 
     fn pack_q<const D_QK: usize>(
@@ -99,11 +95,6 @@ impl Kernel for Avx512Bf16 {
         }
     }
 
-    fn softmax(self, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
-        // SAFETY: the token proves the features.
-        unsafe { softmax(self, call, s, p, state) }
-    }
-
     fn prob(self, p: &L0a, precision: Precision, k: usize, r: usize) -> f32 {
         prob_of(p, precision, k, r, |tile| p::pair_of(tile, k / 2, r))
     }
@@ -137,10 +128,12 @@ impl Kernel for Avx512Bf16 {
     ) -> FusedEnd {
         // SAFETY: the token proves the features.
         unsafe {
-            if rows_in_lanes(self, call.rows) {
-                fused_lanes::fused(self, call, block, from, p, state, o)
+            if const { is_mla(D_QK, D_V) } {
+                let block = &Block::<true>::of(block);
+                fused_block(self, call, block, from, p, state, o)
             } else {
-                fused::fused(self, call, block, from, p, state, o)
+                let block = &Block::<false>::of(block);
+                fused_block(self, call, block, from, p, state, o)
             }
         }
     }
@@ -152,63 +145,64 @@ impl Kernel for Avx512Bf16 {
         }
     }
 
-    fn epilogue(
-        self,
-        call: &Epilogue<'_>,
-        earlier: Option<&[ORow]>,
-        o: &mut [ORow],
-        store: impl FnMut(usize, &ORow),
-    ) {
-        // SAFETY: the token proves the features.
-        unsafe { epilogue(self.zmm, call, earlier, o, store) }
-    }
+    with_features! {
+        [#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]] Avx512Bf16
 
-    fn rescale(self, xs: &mut [f32], increment: Increment) {
-        // SAFETY: the token proves the features.
-        unsafe { rescale(self.zmm, xs, increment) }
-    }
+        fn convert(kernel, row: &Row<'_>, out: &mut [bf16]) {
+            zmm::convert::convert(kernel.zmm, kernel.dots, row, out);
+        }
 
-    fn dot_loop(self, iterations: u64) -> u64 {
-        // SAFETY: the token proves the features.
-        unsafe { dot_loop(iterations) }
-    }
-}
+        // With the processor's own conversion and dots.
+        fn softmax(kernel, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
+            let to = StoreBf16::<Blocked>(Blocked(kernel.dots));
+            // C1 of skinny panels doesn't find the largest scores.
+            let max = (call.rows > skinny::C1_ROWS).then_some(&s.1);
+            softmax::softmax(kernel.zmm, to, call, max, s, p, state, || ());
+        }
 
-/// V1, with the processor's own conversion and dots.
-#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-fn softmax(kernel: Avx512Bf16, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
-    let to = StoreBf16::<Blocked>(Blocked(kernel.dots));
-    // C1 of skinny panels doesn't find the largest scores.
-    let max = (call.rows > skinny::C1_ROWS).then_some(&s.1);
-    softmax::softmax(kernel.zmm, to, call, max, s, p, state, || ());
-}
+        fn epilogue(
+            kernel,
+            call: &Epilogue<'_>,
+            earlier: Option<&[ORow]>,
+            o: &mut [ORow],
+            store: impl FnMut(usize, &ORow),
+        ) {
+            simd::epilogue(kernel.zmm, call, earlier, o, store);
+        }
 
-#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-fn rescale(zmm: Zmm, xs: &mut [f32], increment: Increment) {
-    simd::rescale(zmm, xs, increment);
-}
+        fn rescale(kernel, xs: &mut [f32], increment: Increment) {
+            simd::rescale(kernel.zmm, xs, increment);
+        }
 
-#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-fn epilogue(
-    zmm: Zmm,
-    call: &Epilogue<'_>,
-    earlier: Option<&[ORow]>,
-    o: &mut [ORow],
-    store: impl FnMut(usize, &ORow),
-) {
-    simd::epilogue(zmm, call, earlier, o, store);
-}
-
-#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-fn dot_loop(iterations: u64) -> u64 {
-    const CHAINS: usize = 24;
-    let mut acc = [_mm512_setzero_ps(); CHAINS];
-    let x = as_pairs(_mm512_set1_epi32(core::hint::black_box(0x3f80_3f80)));
-    for _ in 0..iterations {
-        for acc in &mut acc {
-            *acc = _mm512_dpbf16_ps(*acc, x, x);
+        fn dot_loop(_kernel, iterations: u64) -> u64 {
+            const CHAINS: usize = 24;
+            let mut acc = [_mm512_setzero_ps(); CHAINS];
+            let x = as_pairs(_mm512_set1_epi32(core::hint::black_box(0x3f80_3f80)));
+            for _ in 0..iterations {
+                for acc in &mut acc {
+                    *acc = _mm512_dpbf16_ps(*acc, x, x);
+                }
+            }
+            core::hint::black_box(acc);
+            iterations * (CHAINS * LANES * 4) as u64
         }
     }
-    core::hint::black_box(acc);
-    iterations * (CHAINS * LANES * 4) as u64
+}
+
+/// [`Kernel::fused`].
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+fn fused_block<const MLA: bool>(
+    kernel: Avx512Bf16,
+    call: &Softmax<'_>,
+    block: &Block<'_, MLA>,
+    from: usize,
+    p: &mut L0a,
+    state: &mut RowState,
+    o: &mut [ORow],
+) -> FusedEnd {
+    if rows_in_lanes(kernel, call.rows) {
+        fused_lanes::fused(kernel, call, block, from, p, state, o)
+    } else {
+        fused::fused(kernel, call, block, from, p, state, o)
+    }
 }

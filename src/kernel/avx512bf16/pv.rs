@@ -200,7 +200,7 @@ pub fn rescale(
         let increment = &increment[row..][..o.len()];
         // Most blocks don't move any.
         if increment.iter().any(|&n| n != 0) {
-            zmm::softmax_rows::rescale(zmm, increment, o);
+            rescale_rows(zmm, o, increment);
         }
     }
 }

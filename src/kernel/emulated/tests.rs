@@ -250,7 +250,6 @@ twins! {
     _mm512_cmp_ps_mask::<_CMP_NGE_UQ>(a: Counts, b: Counts) -> 2;
     _mm512_cmp_ps_mask::<_CMP_GE_OQ>(a: Counts, b: Counts) -> 2;
     _mm512_mask_cmp_ps_mask::<_CMP_NEQ_UQ>(mask: Mask, a: Counts, b: Counts) -> 2;
-    _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(mask: Mask, a: Counts, b: Counts) -> 2;
     _mm512_fpclass_ps_mask::<NOT_FINITE>(x: Ps) -> 2;
     _mm512_mask_fpclass_ps_mask::<NOT_FINITE>(mask: Mask, x: Ps) -> 2;
     _mm512_add_epi32(a: Si, b: Si) -> 64;

@@ -23,12 +23,12 @@
 use half::bf16;
 
 use super::panel::put_prob;
-use super::softmax_rows::{self, Bases, Scores, softmax_rows};
-use crate::bits::Increment;
 use crate::kernel::prefetch::LINE;
-use crate::kernel::simd::{self, Simd, even, lanes, lanes_mut, odd, split};
+use crate::kernel::simd::{Simd, even, lanes, lanes_mut, odd, rescale_rows, split};
+use crate::kernel::softmax_rows::{self, Bases, Scores, Unrounded, softmax_rows};
 use crate::kernel::{
-    FUSED_KEYS, FUSED_MULTIPLE, FusedBlock, FusedEnd, Skipped, Softmax, Strips, pointers, scalar,
+    FUSED_KEYS, FUSED_MULTIPLE, FusedBlock, FusedEnd, Skipped, Softmax, Strips, pointers,
+    strip_is_finite,
 };
 use crate::tile::{BLOCK_KEYS, L0a, MAX_D_QK, ORow, QPanel, RowState, STRIP};
 
@@ -202,6 +202,7 @@ pub fn fused<T: Tiles>(
         let vectors = padded / T::LANES;
         let moved = softmax_rows(
             tiles,
+            &mut Unrounded,
             call,
             keys.clone(),
             vectors,
@@ -212,11 +213,7 @@ pub fn fused<T: Tiles>(
         );
         if moved {
             for o in output.o.chunks_mut(rows) {
-                for (o, &increment) in o.iter_mut().zip(&p.increment) {
-                    if increment != 0 {
-                        simd::rescale(tiles, o, Increment::from_bits_clamped(increment));
-                    }
-                }
+                rescale_rows(tiles, o, &p.increment);
             }
         }
         for (row, pv) in row_tiles(rows, T::PV) {
@@ -396,7 +393,8 @@ pub fn fused_pv<S: Simd, const N: usize, const V: usize>(
                     }
                 }
                 // SAFETY: values are valid for reads of all strips, of which this is one.
-                if simd.any(simd.not_ge(wrong, zero)) && !unsafe { finite(step.values, strip) } {
+                let finite = || unsafe { strip_is_finite(step.values, strip) };
+                if simd.any(simd.not_ge(wrong, zero)) && !finite() {
                     let done = part * width;
                     for (o, before) in o.iter_mut().zip(&before) {
                         o[..done].copy_from_slice(&before[..done]);
@@ -425,18 +423,4 @@ pub fn fused_pv<S: Simd, const N: usize, const V: usize>(
 unsafe fn pairs_at<S: Simd>(simd: S, row: *const bf16, element: usize) -> S::I32 {
     // SAFETY: the caller's promise.
     simd.load_pairs(unsafe { core::slice::from_raw_parts(row.add(element), 2 * S::LANES) })
-}
-
-/// [`scalar::finite`] of a strip.
-///
-/// # Safety
-/// The values are valid for reads of the strip's columns and of those before.
-#[cold]
-unsafe fn finite(values: &[[*const bf16; GROUP]], strip: usize) -> bool {
-    let columns = strip * STRIP..(strip + 1) * STRIP;
-    let values = values.as_flattened().iter().map(|&value| {
-        // SAFETY: the caller's promise; they aren't written while the call runs.
-        unsafe { core::slice::from_raw_parts(value, columns.end) }
-    });
-    scalar::finite(values, &columns)
 }

@@ -1,9 +1,8 @@
 //! The kernels of backends that multiply in FP32, over any vectors: for panels of rows ([`panel`]), and for few rows
-//! fused ([`fused`], with V1 in [`softmax_rows`]). BF16 becomes FP32 by a shift (even elements) and a mask (odd ones).
+//! fused ([`fused`], with V1 in [`super::softmax_rows`]). BF16 becomes FP32 by a shift (even elements) and a mask (odd ones).
 
 pub mod fused;
 pub mod panel;
-pub mod softmax_rows;
 
 /// Makes a capability token that has vectors ([`Simd`]) a backend: each kernel inlined
 /// into a function that has the features, if there are any.
@@ -37,38 +36,46 @@ macro_rules! backend {
                 }
             }
 
-            fn convert(self, row: &Row<'_>, out: &mut [bf16]) {
-                $(#[$features])?
-                fn run(simd: $token, row: &Row<'_>, out: &mut [bf16]) {
+            with_features! {
+                [$(#[$features])?] $token
+
+                fn convert(simd, row: &Row<'_>, out: &mut [bf16]) {
                     $pack::convert_row(simd, row, out);
                 }
-                // SAFETY: the token proves the features.
-                unsafe { run(self, row, out) }
-            }
 
-            fn pack_q<const D_QK: usize>(
-                self,
-                rows: &[&[bf16]],
-                negate: bool,
-                fused: bool,
-                panel: &mut QPanel,
-            ) {
-                $(#[$features])?
-                fn run<const D_QK: usize>(
-                    simd: $token,
-                    rows: &[&[bf16]],
-                    negate: bool,
-                    fused: bool,
-                    panel: &mut QPanel,
-                ) {
+                fn pack_q<const D_QK: usize>(simd, rows: &[&[bf16]], negate: bool, fused: bool, panel: &mut QPanel) {
                     if fused {
                         fp32::fused::pack_q(simd, D_QK, rows, negate, panel);
                     } else {
                         $pack::pack_q::<D_QK>(simd, rows, negate, panel);
                     }
                 }
-                // SAFETY: the token proves the features.
-                unsafe { run::<D_QK>(self, rows, negate, fused, panel) }
+
+                fn softmax(simd, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
+                    softmax::softmax(simd, softmax::StoreFp32, call, None, s, p, state, || ());
+                }
+
+                fn permute(simd, _fused: bool, o: &mut [ORow], to: Columns) {
+                    fp32::panel::permute(simd, o, to);
+                }
+
+                fn epilogue(
+                    simd,
+                    call: &Epilogue<'_>,
+                    earlier: Option<&[ORow]>,
+                    o: &mut [ORow],
+                    store: impl FnMut(usize, &ORow),
+                ) {
+                    simd::epilogue(simd, call, earlier, o, store);
+                }
+
+                fn rescale(simd, xs: &mut [f32], increment: Increment) {
+                    simd::rescale(simd, xs, increment);
+                }
+
+                fn dot_loop(simd, iterations: u64) -> u64 {
+                    fp32::panel::dot_loop::<_, $chains>(simd, iterations)
+                }
             }
 
             fn qk<const D_QK: usize>(
@@ -99,21 +106,6 @@ macro_rules! backend {
                         >(self, call, q, scratch, s),)*
                     }
                 }
-            }
-
-            fn softmax(self, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
-                $(#[$features])?
-                fn run(
-                    simd: $token,
-                    call: &Softmax<'_>,
-                    s: &STile,
-                    p: &mut L0a,
-                    state: &mut RowState,
-                ) {
-                    softmax::softmax(simd, softmax::StoreFp32, call, None, s, p, state, || ());
-                }
-                // SAFETY: the token proves the features.
-                unsafe { run(self, call, s, p, state) }
             }
 
             fn prob(self, p: &L0a, _precision: Precision, k: usize, r: usize) -> f32 {
@@ -167,54 +159,6 @@ macro_rules! backend {
                 // SAFETY: the token proves the features.
                 unsafe { run(self, call, &block, from, p, state, o) }
             }
-
-            fn permute(self, _fused: bool, o: &mut [ORow], to: Columns) {
-                $(#[$features])?
-                fn run(simd: $token, o: &mut [ORow], to: Columns) {
-                    fp32::panel::permute(simd, o, to);
-                }
-                // SAFETY: the token proves the features.
-                unsafe { run(self, o, to) }
-            }
-
-            fn epilogue(
-                self,
-                call: &Epilogue<'_>,
-                earlier: Option<&[ORow]>,
-                o: &mut [ORow],
-                store: impl FnMut(usize, &ORow),
-            ) {
-                $(#[$features])?
-                fn run(
-                    simd: $token,
-                    call: &Epilogue<'_>,
-                    earlier: Option<&[ORow]>,
-                    o: &mut [ORow],
-                    store: impl FnMut(usize, &ORow),
-                ) {
-                    simd::epilogue(simd, call, earlier, o, store);
-                }
-                // SAFETY: the token proves the features.
-                unsafe { run(self, call, earlier, o, store) }
-            }
-
-            fn rescale(self, xs: &mut [f32], increment: Increment) {
-                $(#[$features])?
-                fn run(simd: $token, xs: &mut [f32], increment: Increment) {
-                    simd::rescale(simd, xs, increment);
-                }
-                // SAFETY: the token proves the features.
-                unsafe { run(self, xs, increment) }
-            }
-
-            fn dot_loop(self, iterations: u64) -> u64 {
-                $(#[$features])?
-                fn run(simd: $token, iterations: u64) -> u64 {
-                    fp32::panel::dot_loop::<_, $chains>(simd, iterations)
-                }
-                // SAFETY: the token proves the features.
-                unsafe { run(self, iterations) }
-            }
         }
 
         #[allow(unsafe_code, reason = "calls of feature-gated functions")]
@@ -226,7 +170,7 @@ macro_rules! backend {
                     simd: $token,
                     step: &fp32::fused::Step<'_>,
                     row: usize,
-                    s: &mut fp32::softmax_rows::Scores,
+                    s: &mut $crate::kernel::softmax_rows::Scores,
                 ) {
                     fp32::fused::fused_qk::<_, N, KEYS>(simd, step, row, s);
                 }
@@ -238,7 +182,7 @@ macro_rules! backend {
                     simd: $token,
                     step: &fp32::fused::Step<'_>,
                     row: usize,
-                    p: &fp32::softmax_rows::Scores,
+                    p: &$crate::kernel::softmax_rows::Scores,
                     o: &mut fp32::fused::Output<'_>,
                 ) {
                     fp32::fused::fused_pv::<_, N, PAIRS>(simd, step, row, p, o);

@@ -1,12 +1,9 @@
 //! BF16 among the vectors of AVX-512, for the backends that have the processor's own conversion and dots.
 #![allow(unsafe_code, reason = "pointer loads, and feature-gated calls")]
 
-use half::bf16;
-
-use super::convert::{self, Round};
+use super::convert::Round;
 use super::pack::load_words;
 use super::vectors::{LANES, Zmm};
-use crate::format::Row;
 use crate::kernel::arch::*;
 use crate::kernel::detect;
 use crate::kernel::softmax::RoundPairs;
@@ -20,12 +17,6 @@ impl Dots {
     pub fn new() -> Option<Self> {
         detect::has_avx512_bf16().then_some(Self(()))
     }
-}
-
-/// [`convert::convert`], with the processor's own conversion.
-#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub fn convert_row(zmm: Zmm, dots: Dots, row: &Row<'_>, out: &mut [bf16]) {
-    convert::convert(zmm, dots, row, out);
 }
 
 impl Round for Dots {

@@ -1,104 +1,72 @@
-//! The rows of a fused block, whatever their widths, and which lines of rows to come C2 prefetches, one by one.
+//! The operands of a fused block, whatever their widths, and which lines of rows to come C2 prefetches, one by one.
 
 use half::bf16;
 
-use super::softmax_rows::KEYS;
-use crate::kernel::call::{FUSED_KEYS, FusedBlock};
+use super::vectors::LANES;
+use crate::kernel::call::{FUSED_KEYS, FUSED_MULTIPLE, FusedBlock};
 use crate::kernel::memory::pointers;
 use crate::kernel::prefetch::LINE;
 use crate::tile::{MAX_D_QK, MAX_D_V, STRIP};
 
-/// How wide keys and values are. As numbers that the compiler doesn't see they cost some instructions with each key, as
-/// constants each pair of them costs its own code: MLA's are constants.
-pub trait Widths: Copy {
-    /// Lines of a key.
-    fn lines(self) -> usize;
-    /// Strips of a value, and of O.
-    fn strips(self) -> usize;
+/// Keys of a vector; a step has some of these.
+pub const KEYS: usize = LANES;
+/// Rows to come that C1 prefetches with a vector of keys; C2 as many.
+pub const ROWS: usize = KEYS / 2;
+
+const _: () = assert!(FUSED_MULTIPLE.is_multiple_of(KEYS));
+// C2 goes over a strip twice at most.
+const _: () = assert!(2 * MAX_D_V / STRIP <= 2 * ROWS);
+
+/// Whether these are MLA's widths, the largest.
+pub const fn is_mla(d_qk: usize, d_v: usize) -> bool {
+    d_qk == MAX_D_QK && d_v == MAX_D_V
 }
 
-/// The widest.
-#[derive(Clone, Copy)]
-pub struct Mla;
-
-impl Mla {
-    /// Whether these are the widths.
-    pub const fn has(d_qk: usize, d_v: usize) -> bool {
-        d_qk == MAX_D_QK && d_v == MAX_D_V
-    }
-}
-
-impl Widths for Mla {
-    #[inline(always)]
-    fn lines(self) -> usize {
-        MAX_D_QK / LINE
-    }
-
-    #[inline(always)]
-    fn strips(self) -> usize {
-        MAX_D_V / STRIP
-    }
-}
-
-/// Any others.
-#[derive(Clone, Copy)]
-pub struct Other {
+/// A block. MLA's widths are constants, which spares some instructions with each key; all others share their code.
+pub struct Block<'a, const MLA: bool> {
+    /// As the kernel packs it.
+    q: &'a [u32],
+    /// Each is valid for reads of as many lines.
+    pub keys: &'a [*const bf16; FUSED_KEYS],
+    /// Rows to prefetch; these may be anywhere.
+    pub prefetch: &'a [*const bf16; FUSED_KEYS],
+    /// Each is valid for reads of as many strips.
+    pub values: &'a [*const bf16; FUSED_KEYS],
     lines: usize,
     strips: usize,
 }
 
-impl Other {
-    pub const fn of(d_qk: usize, d_v: usize) -> Self {
+impl<'a, const MLA: bool> Block<'a, MLA> {
+    pub fn of<const D_QK: usize, const D_V: usize>(block: &FusedBlock<'a, D_QK, D_V>) -> Self {
+        const { assert!(D_QK.is_multiple_of(2 * LINE) && D_V.is_multiple_of(STRIP)) };
+        assert!(MLA == is_mla(D_QK, D_V));
         Self {
-            lines: d_qk / LINE,
-            strips: d_v / STRIP,
-        }
-    }
-}
-
-impl Widths for Other {
-    #[inline(always)]
-    fn lines(self) -> usize {
-        self.lines
-    }
-
-    #[inline(always)]
-    fn strips(self) -> usize {
-        self.strips
-    }
-}
-
-/// A block's rows.
-pub struct Block<'a, W> {
-    pub widths: W,
-    /// Each is valid for as many lines as `widths` says.
-    pub keys: &'a [*const bf16; FUSED_KEYS],
-    /// Rows to prefetch; these may be anywhere.
-    pub prefetch: &'a [*const bf16; FUSED_KEYS],
-    /// Each is valid for as many strips as `widths` says.
-    pub values: &'a [*const bf16; FUSED_KEYS],
-}
-
-impl<'a, W: Widths> Block<'a, W> {
-    pub fn of<const D_QK: usize, const D_V: usize>(
-        widths: W,
-        block: &FusedBlock<'a, D_QK, D_V>,
-    ) -> Self {
-        assert!(widths.lines() * LINE == D_QK && widths.strips() * STRIP == D_V);
-        Self {
-            widths,
+            q: block.q.0.as_flattened(),
             keys: pointers(block.keys),
             prefetch: block.prefetch,
             values: pointers(block.values),
+            lines: D_QK / LINE,
+            strips: D_V / STRIP,
         }
     }
+
+    /// The queries' pairs, of `rows` rows.
+    pub fn q(&self, rows: usize) -> &'a [u32] {
+        &self.q[..rows * self.lines() * LINE / 2]
+    }
+
+    /// Lines of a key.
+    #[inline(always)]
+    pub const fn lines(&self) -> usize {
+        if MLA { MAX_D_QK / LINE } else { self.lines }
+    }
+
+    /// Strips of a value, and of O.
+    #[inline(always)]
+    pub const fn strips(&self) -> usize {
+        if MLA { MAX_D_V / STRIP } else { self.strips }
+    }
 }
-
-/// Rows to come that C1 prefetches with a vector of keys; C2 as many.
-pub const ROWS: usize = KEYS / 2;
-
-// C2 goes over a strip twice at most.
-const _: () = assert!(2 * MAX_D_V / STRIP <= 2 * ROWS);
 
 /// Prefetches lines. Not a closure, which the compiler needn't inline: all accumulators would go to the stack
 /// each time.
@@ -109,7 +77,7 @@ pub trait Prefetch<const LISTS: usize> {
 
 /// Lists of rows to come, all as long; a line of each list is prefetched at once. Rows may be anywhere.
 ///
-/// Nothing here changes meanwhile, and all but the rows are constants where the widths are: the innermost loops use it.
+/// Nothing here changes meanwhile: the innermost loops use it.
 pub struct PrefetchRows<'a, const LISTS: usize> {
     rows: [&'a [*const bf16]; LISTS],
     /// Lines of a row.
@@ -121,14 +89,14 @@ pub struct PrefetchRows<'a, const LISTS: usize> {
 }
 
 impl<'a, const LISTS: usize> PrefetchRows<'a, LISTS> {
-    /// Of keys of some widths: C2 makes `passes` over a vector of keys, a divisor of [`ROWS`] or twice as many.
+    /// Of rows of `lines` lines: C2 makes `passes` over a vector of keys, a divisor of [`ROWS`] or twice as many.
     #[inline(always)]
-    pub fn of(rows: [&'a [*const bf16]; LISTS], widths: impl Widths, passes: usize) -> Self {
+    pub fn of(rows: [&'a [*const bf16]; LISTS], lines: usize, passes: usize) -> Self {
         debug_assert!((2 * ROWS).is_multiple_of(passes));
-        debug_assert!(passes <= ROWS || widths.lines().is_multiple_of(2));
+        debug_assert!(passes <= ROWS || lines.is_multiple_of(2));
         Self {
             rows,
-            lines: widths.lines(),
+            lines,
             halves: passes > ROWS,
             each: (ROWS / passes).max(1),
         }
@@ -223,12 +191,9 @@ mod tests {
                 .into_iter()
                 .flat_map(|n| (1..=4).map(move |v| (n, v)))
             {
-                let widths = Other::of(d_qk, d_v);
-                check(widths, often, vectors, PAIRS);
-                check(widths, often, vectors, KEYS / often);
-                if Mla::has(d_qk, d_v) {
-                    check(Mla, often, vectors, PAIRS);
-                }
+                let (lines, strips) = (d_qk / LINE, d_v / STRIP);
+                check(lines, strips, often, vectors, PAIRS);
+                check(lines, strips, often, vectors, KEYS / often);
             }
         }
     }
@@ -244,21 +209,21 @@ mod tests {
         }
     }
 
-    fn check(widths: impl Widths, often: usize, vectors: usize, steps: usize) {
+    fn check(lines: usize, strips: usize, often: usize, vectors: usize, steps: usize) {
         let row = |r: usize| core::ptr::without_provenance(0x10000 * (r + 1));
         let rows: Vec<*const bf16> = (0..vectors * ROWS).map(row).collect();
         let recorder = Recorder(RefCell::new(Vec::new()));
-        let times = often * widths.strips();
-        let requests = PrefetchRows::of([&rows], widths, times);
+        let times = often * strips;
+        let requests = PrefetchRows::of([&rows], lines, times);
         for i in 0..times * vectors {
             let mut lines = requests.pass(i, steps, &recorder);
             (0..steps).for_each(|_| lines.prefetch(&recorder));
         }
-        let lines = |row: &*const bf16| {
+        let row_lines = |row: &*const bf16| {
             let row = *row;
-            (0..widths.lines()).map(move |line| row.wrapping_add(line * LINE))
+            (0..lines).map(move |line| row.wrapping_add(line * LINE))
         };
-        let want: Vec<_> = rows.iter().flat_map(lines).collect();
+        let want: Vec<_> = rows.iter().flat_map(row_lines).collect();
         assert_eq!(recorder.0.into_inner(), want, "{times} {vectors} {steps}");
     }
 }

@@ -2,11 +2,10 @@
 
 pub mod convert;
 pub mod dots;
-mod follow;
+pub mod follow;
 pub mod fused_rows;
 #[cfg_attr(amla_tiles = "small", allow(dead_code, reason = "AMX has no small tiles"))]
 mod pack;
-pub mod softmax_rows;
 mod vectors;
 
 pub use convert::convert_row;
