@@ -15,7 +15,7 @@ use half::bf16;
 
 use super::advance::Advance;
 use super::fp32::{self, backend};
-use super::simd::{self, Simd};
+use super::simd::{self, Simd, methods};
 use super::{
     Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, detect, prefetch, scalar, softmax,
 };
@@ -45,196 +45,61 @@ impl Simd for Avx2 {
     type I32 = __m256i;
     type Mask = __m256;
 
-    #[inline(always)]
-    fn splat(self, x: f32) -> __m256 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_set1_ps(x) }
-    }
-
-    #[inline(always)]
-    fn load(self, from: &[f32; LANES]) -> __m256 {
-        // SAFETY: the token proves the features; 8 f32 are 32 bytes, and the load needs no
-        // alignment.
-        unsafe { _mm256_loadu_ps(from.as_ptr()) }
-    }
-
-    #[inline(always)]
-    fn load_fours(self, from: &[f32; LANES]) -> __m256 {
-        let [low, high]: &[[f32; 4]; 2] = &from.as_chunks().0.as_chunks().0[0];
-        // SAFETY: the token proves the features; 4 f32 are 16 bytes, and the loads need no alignment. Volatile, as the compiler
-        // would make one load of both.
-        unsafe {
+    methods! {
+        unsafe;
+        splat(x: f32) -> __m256 = _mm256_set1_ps(x);
+        load(from: &[f32; LANES]) -> __m256 = _mm256_loadu_ps(from.as_ptr());
+        load_fours(from: &[f32; LANES]) -> __m256 = {
+            let [low, high]: &[[f32; 4]; 2] = &from.as_chunks().0.as_chunks().0[0];
+            // Volatile, as the compiler would make one load of both.
             let [low, high] = [low, high].map(|x| core::ptr::read_volatile(x));
             _mm256_setr_m128(_mm_loadu_ps(low.as_ptr()), _mm_loadu_ps(high.as_ptr()))
-        }
-    }
-
-    #[inline(always)]
-    fn store(self, x: __m256, to: &mut [f32; LANES]) {
-        // SAFETY: the token proves the features; 8 f32 are 32 bytes, and the store needs no
-        // alignment.
-        unsafe { _mm256_storeu_ps(to.as_mut_ptr(), x) }
-    }
-
-    #[inline(always)]
-    fn add(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_add_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn sub(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_sub_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn mul(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_mul_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn mul_add(self, a: __m256, b: __m256, c: __m256) -> __m256 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_fmadd_ps(a, b, c) }
-    }
-
-    #[inline(always)]
-    fn max(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_max_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn not_ge(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_cmp_ps::<_CMP_NGE_UQ>(a, b) }
-    }
-
-    #[inline(always)]
-    fn any(self, mask: __m256) -> bool {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_movemask_ps(mask) != 0 }
-    }
-
-    #[inline(always)]
-    fn select(self, mask: __m256, yes: __m256, no: __m256) -> __m256 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_blendv_ps(no, yes, mask) }
-    }
-
-    #[inline(always)]
-    fn mask_of(self, rows: u64, v: usize) -> __m256 {
-        // SAFETY: the token proves the features.
-        unsafe {
+        };
+        store(x: __m256, to: &mut [f32; LANES]) = _mm256_storeu_ps(to.as_mut_ptr(), x);
+        add(a: __m256, b: __m256) -> __m256 = _mm256_add_ps(a, b);
+        sub(a: __m256, b: __m256) -> __m256 = _mm256_sub_ps(a, b);
+        mul(a: __m256, b: __m256) -> __m256 = _mm256_mul_ps(a, b);
+        mul_add(a: __m256, b: __m256, c: __m256) -> __m256 = _mm256_fmadd_ps(a, b, c);
+        max(a: __m256, b: __m256) -> __m256 = _mm256_max_ps(a, b);
+        not_ge(a: __m256, b: __m256) -> __m256 = _mm256_cmp_ps::<_CMP_NGE_UQ>(a, b);
+        any(mask: __m256) -> bool = _mm256_movemask_ps(mask) != 0;
+        select(mask: __m256, yes: __m256, no: __m256) -> __m256 = _mm256_blendv_ps(no, yes, mask);
+        mask_of(rows: u64, v: usize) -> __m256 = {
             let bits = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
             let rows = _mm256_set1_epi32(i32::from(rows.to_le_bytes()[v]));
             _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(rows, bits), bits))
-        }
-    }
+        };
 
-    #[inline(always)]
-    fn splat_i32(self, x: i32) -> __m256i {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_set1_epi32(x) }
-    }
+        splat_i32(x: i32) -> __m256i = _mm256_set1_epi32(x);
+        load_pairs(row: &[bf16]) -> __m256i = {
+            let pairs: &[bf16; 2 * LANES] = &row.as_chunks().0[0];
+            _mm256_loadu_si256(pairs.as_ptr().cast())
+        };
+        to_bits(x: __m256) -> __m256i = _mm256_castps_si256(x);
+        from_bits(x: __m256i) -> __m256 = _mm256_castsi256_ps(x);
+        add_i32(a: __m256i, b: __m256i) -> __m256i = _mm256_add_epi32(a, b);
+        and(a: __m256i, b: __m256i) -> __m256i = _mm256_and_si256(a, b);
+        or(a: __m256i, b: __m256i) -> __m256i = _mm256_or_si256(a, b);
+        shl<const N: u32>(x: __m256i) -> __m256i = _mm256_sll_epi32(x, _mm_cvtsi32_si128(N.cast_signed()));
+        gt_i32(a: __m256i, b: __m256i) -> __m256 = _mm256_castsi256_ps(_mm256_cmpgt_epi32(a, b));
 
-    #[inline(always)]
-    fn load_pairs(self, row: &[bf16]) -> __m256i {
-        let pairs: &[bf16; 2 * LANES] = &row.as_chunks().0[0];
-        // SAFETY: the token proves the features; 16 BF16 are 32 bytes, and the load needs
-        // no alignment.
-        unsafe { _mm256_loadu_si256(pairs.as_ptr().cast()) }
-    }
-
-    #[inline(always)]
-    fn to_bits(self, x: __m256) -> __m256i {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_castps_si256(x) }
-    }
-
-    #[inline(always)]
-    fn from_bits(self, x: __m256i) -> __m256 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_castsi256_ps(x) }
-    }
-
-    #[inline(always)]
-    fn add_i32(self, a: __m256i, b: __m256i) -> __m256i {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_add_epi32(a, b) }
-    }
-
-    #[inline(always)]
-    fn and(self, a: __m256i, b: __m256i) -> __m256i {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_and_si256(a, b) }
-    }
-
-    #[inline(always)]
-    fn or(self, a: __m256i, b: __m256i) -> __m256i {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_or_si256(a, b) }
-    }
-
-    #[inline(always)]
-    fn shl<const N: u32>(self, x: __m256i) -> __m256i {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_sll_epi32(x, _mm_cvtsi32_si128(N.cast_signed())) }
-    }
-
-    #[inline(always)]
-    fn gt_i32(self, a: __m256i, b: __m256i) -> __m256 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_castsi256_ps(_mm256_cmpgt_epi32(a, b)) }
-    }
-
-    #[inline(always)]
-    fn interleave(self, a: __m256, b: __m256) -> [__m256; 2] {
-        // SAFETY: the token proves the features.
-        unsafe {
+        interleave(a: __m256, b: __m256) -> [__m256; 2] = {
             let (low, high) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
-            [
-                _mm256_permute2f128_ps::<0x20>(low, high),
-                _mm256_permute2f128_ps::<0x31>(low, high),
-            ]
-        }
-    }
-
-    #[inline(always)]
-    fn deinterleave(self, a: __m256, b: __m256) -> [__m256; 2] {
-        // SAFETY: the token proves the features.
-        unsafe {
+            [_mm256_permute2f128_ps::<0x20>(low, high), _mm256_permute2f128_ps::<0x31>(low, high)]
+        };
+        deinterleave(a: __m256, b: __m256) -> [__m256; 2] = {
             let low = _mm256_permute2f128_ps::<0x20>(a, b);
             let high = _mm256_permute2f128_ps::<0x31>(a, b);
-            [
-                _mm256_shuffle_ps::<0b10_00_10_00>(low, high),
-                _mm256_shuffle_ps::<0b11_01_11_01>(low, high),
-            ]
-        }
-    }
-
-    #[inline(always)]
-    fn sum_lanes(self, [a, b, c, d]: [__m256; 4]) -> [f32; 4] {
-        let mut sums = [0.0; 4];
-        // SAFETY: the token proves the features; 4 f32 are 16 bytes, and the store needs no
-        // alignment.
-        unsafe {
+            [_mm256_shuffle_ps::<0b10_00_10_00>(low, high), _mm256_shuffle_ps::<0b11_01_11_01>(low, high)]
+        };
+        sum_lanes([a, b, c, d]: [__m256; 4]) -> [f32; 4] = {
+            let mut sums = [0.0; 4];
             let sum = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
             let sum = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps::<1>(sum));
             _mm_storeu_ps(sums.as_mut_ptr(), sum);
-        }
-        sums
-    }
-
-    #[inline(always)]
-    fn prefetch(self, at: *const bf16) {
-        // SAFETY: a prefetch touches no memory as far as the program can tell.
-        #[allow(unused_unsafe, reason = "a safe function in newer compilers")]
-        unsafe {
-            _mm_prefetch::<_MM_HINT_T0>(at.cast());
-        }
+            sums
+        };
+        prefetch(at: *const bf16) = _mm_prefetch::<_MM_HINT_T0>(at.cast());
     }
 }
 

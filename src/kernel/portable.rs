@@ -11,7 +11,7 @@ use wide::{f32x8, i32x8};
 
 use super::advance::Advance;
 use super::fp32::{self, backend};
-use super::simd::{self, Simd};
+use super::simd::{self, Simd, methods};
 use super::{Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, prefetch, scalar, softmax};
 use crate::bits::Increment;
 use crate::format::Row;
@@ -32,150 +32,63 @@ impl Simd for Portable {
     type I32 = i32x8;
     type Mask = f32x8;
 
-    #[inline(always)]
-    fn splat(self, x: f32) -> f32x8 {
-        f32x8::splat(x)
-    }
-
-    #[inline(always)]
-    fn load(self, from: &[f32; LANES]) -> f32x8 {
-        f32x8::new(*from)
-    }
-
-    #[inline(always)]
-    fn store(self, x: f32x8, to: &mut [f32; LANES]) {
-        *to = x.to_array();
-    }
-
-    #[inline(always)]
-    fn add(self, a: f32x8, b: f32x8) -> f32x8 {
-        a + b
-    }
-
-    #[inline(always)]
-    fn sub(self, a: f32x8, b: f32x8) -> f32x8 {
-        a - b
-    }
-
-    #[inline(always)]
-    fn mul(self, a: f32x8, b: f32x8) -> f32x8 {
-        a * b
-    }
-
-    #[inline(always)]
-    fn mul_add(self, a: f32x8, b: f32x8, c: f32x8) -> f32x8 {
-        a.mul_add(b, c)
-    }
-
-    #[inline(always)]
-    fn max(self, a: f32x8, b: f32x8) -> f32x8 {
+    methods! {
+        safe;
+        splat(x: f32) -> f32x8 = f32x8::splat(x);
+        load(from: &[f32; LANES]) -> f32x8 = f32x8::new(*from);
+        store(x: f32x8, to: &mut [f32; LANES]) = *to = x.to_array();
+        add(a: f32x8, b: f32x8) -> f32x8 = a + b;
+        sub(a: f32x8, b: f32x8) -> f32x8 = a - b;
+        mul(a: f32x8, b: f32x8) -> f32x8 = a * b;
+        mul_add(a: f32x8, b: f32x8, c: f32x8) -> f32x8 = a.mul_add(b, c);
         // False for NaN.
-        a.simd_gt(b).bitselect(a, b)
-    }
-
-    #[inline(always)]
-    fn not_ge(self, a: f32x8, b: f32x8) -> f32x8 {
-        !a.simd_ge(b)
-    }
-
-    #[inline(always)]
-    fn any(self, mask: f32x8) -> bool {
-        mask.any()
-    }
-
-    #[inline(always)]
-    fn select(self, mask: f32x8, yes: f32x8, no: f32x8) -> f32x8 {
-        mask.bitselect(yes, no)
-    }
-
-    #[inline(always)]
-    fn mask_of(self, rows: u64, v: usize) -> f32x8 {
-        const BITS: i32x8 = i32x8::new([1, 2, 4, 8, 16, 32, 64, 128]);
-        let rows = i32x8::splat(i32::from(rows.to_le_bytes()[v]));
-        cast((rows & BITS).simd_eq(BITS))
-    }
-
-    #[inline(always)]
-    fn splat_i32(self, x: i32) -> i32x8 {
-        i32x8::splat(x)
-    }
-
-    #[inline(always)]
-    fn load_pairs(self, row: &[bf16]) -> i32x8 {
-        let pairs: [bf16; 2 * LANES] = row.as_chunks().0[0];
-        cast(pairs)
-    }
-
-    #[inline(always)]
-    fn to_bits(self, x: f32x8) -> i32x8 {
-        cast(x)
-    }
-
-    #[inline(always)]
-    fn from_bits(self, x: i32x8) -> f32x8 {
-        cast(x)
-    }
-
-    #[inline(always)]
-    fn add_i32(self, a: i32x8, b: i32x8) -> i32x8 {
-        a + b
-    }
-
-    #[inline(always)]
-    fn and(self, a: i32x8, b: i32x8) -> i32x8 {
-        a & b
-    }
-
-    #[inline(always)]
-    fn or(self, a: i32x8, b: i32x8) -> i32x8 {
-        a | b
-    }
-
-    #[inline(always)]
-    fn shl<const N: u32>(self, x: i32x8) -> i32x8 {
-        x << N
-    }
-
-    #[inline(always)]
-    fn gt_i32(self, a: i32x8, b: i32x8) -> f32x8 {
-        cast(a.simd_gt(b))
-    }
-
-    #[inline(always)]
-    fn interleave(self, a: f32x8, b: f32x8) -> [f32x8; 2] {
-        let (a, b) = (a.to_array(), b.to_array());
-        let half = |from: usize| {
-            let mut out = [0.0; LANES];
-            for i in 0..LANES / 2 {
-                out[2 * i] = a[from + i];
-                out[2 * i + 1] = b[from + i];
-            }
-            f32x8::new(out)
+        max(a: f32x8, b: f32x8) -> f32x8 = a.simd_gt(b).bitselect(a, b);
+        not_ge(a: f32x8, b: f32x8) -> f32x8 = !a.simd_ge(b);
+        any(mask: f32x8) -> bool = mask.any();
+        select(mask: f32x8, yes: f32x8, no: f32x8) -> f32x8 = mask.bitselect(yes, no);
+        mask_of(rows: u64, v: usize) -> f32x8 = {
+            const BITS: i32x8 = i32x8::new([1, 2, 4, 8, 16, 32, 64, 128]);
+            let rows = i32x8::splat(i32::from(rows.to_le_bytes()[v]));
+            cast((rows & BITS).simd_eq(BITS))
         };
-        [half(0), half(LANES / 2)]
-    }
 
-    #[inline(always)]
-    fn deinterleave(self, a: f32x8, b: f32x8) -> [f32x8; 2] {
-        let (a, b) = (a.to_array(), b.to_array());
-        let half = |from: usize| {
-            let mut out = [0.0; LANES];
-            for i in 0..LANES / 2 {
-                out[i] = a[from + 2 * i];
-                out[LANES / 2 + i] = b[from + 2 * i];
-            }
-            f32x8::new(out)
+        splat_i32(x: i32) -> i32x8 = i32x8::splat(x);
+        load_pairs(row: &[bf16]) -> i32x8 = cast::<[bf16; 2 * LANES], _>(row.as_chunks().0[0]);
+        to_bits(x: f32x8) -> i32x8 = cast(x);
+        from_bits(x: i32x8) -> f32x8 = cast(x);
+        add_i32(a: i32x8, b: i32x8) -> i32x8 = a + b;
+        and(a: i32x8, b: i32x8) -> i32x8 = a & b;
+        or(a: i32x8, b: i32x8) -> i32x8 = a | b;
+        shl<const N: u32>(x: i32x8) -> i32x8 = x << N;
+        gt_i32(a: i32x8, b: i32x8) -> f32x8 = cast(a.simd_gt(b));
+
+        interleave(a: f32x8, b: f32x8) -> [f32x8; 2] = {
+            let (a, b) = (a.to_array(), b.to_array());
+            let half = |from: usize| {
+                let mut out = [0.0; LANES];
+                for i in 0..LANES / 2 {
+                    out[2 * i] = a[from + i];
+                    out[2 * i + 1] = b[from + i];
+                }
+                f32x8::new(out)
+            };
+            [half(0), half(LANES / 2)]
         };
-        [half(0), half(1)]
+        deinterleave(a: f32x8, b: f32x8) -> [f32x8; 2] = {
+            let (a, b) = (a.to_array(), b.to_array());
+            let half = |from: usize| {
+                let mut out = [0.0; LANES];
+                for i in 0..LANES / 2 {
+                    out[i] = a[from + 2 * i];
+                    out[LANES / 2 + i] = b[from + 2 * i];
+                }
+                f32x8::new(out)
+            };
+            [half(0), half(1)]
+        };
+        sum_lanes(x: [f32x8; 4]) -> [f32; 4] = x.map(f32x8::reduce_add);
+        prefetch(_at: *const bf16) = ();
     }
-
-    #[inline(always)]
-    fn sum_lanes(self, x: [f32x8; 4]) -> [f32; 4] {
-        x.map(f32x8::reduce_add)
-    }
-
-    #[inline(always)]
-    fn prefetch(self, _at: *const bf16) {}
 }
 
 #[cfg(target_feature = "avx")]

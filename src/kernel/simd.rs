@@ -168,6 +168,30 @@ pub trait Simd: Copy {
     }
 }
 
+/// Methods of a capability token as a table, a line each: `name(parameters) -> result = expression;`. The table's first
+/// word, `unsafe` or `safe`, says what block an expression stands in.
+macro_rules! methods {
+    (@body unsafe $body:expr) => {
+        // SAFETY: the token, `self`, proves the features. Pointers of loads and stores come from references to arrays of the
+        // vector's size: valid, and aligned as elements are, which is all that these need. A prefetch faults on no address
+        // and touches no memory as far as the program can tell.
+        unsafe { $body }
+    };
+    (@body safe $body:expr) => { $body };
+    ($safety:tt; $(
+        $(#[$attribute:meta])*
+        $visibility:vis $name:ident $(<const $N:ident: u32>)? ($($x:tt: $X:ty),*) $(-> $Out:ty)? = $body:expr;
+    )*) => {$(
+        $(#[$attribute])*
+        #[allow(unused_unsafe, reason = "some need none, some only with older compilers")]
+        #[inline(always)]
+        $visibility fn $name $(<const $N: u32>)? (self, $($x: $X),*) $(-> $Out)? {
+            methods!(@body $safety $body)
+        }
+    )*};
+}
+pub(super) use methods;
+
 /// `2^r - 1 = r * (C[0] + r * (C[1] + ...))` for `|r| <= 1/2`: relative error of
 /// `2^r` below 9.2e-8 before rounding (Remez, constrained to be exact at 0):
 /// 0.693147, 0.240222, 0.0555073, 0.00967151, 0.00132647.
