@@ -198,7 +198,7 @@ mod aarch64 {
     any(amla_emulated, amla_tiles = "small"),
     allow(dead_code, reason = "what is emulated, or has no kernels")
 )]
-mod x86 {
+pub mod x86 {
     use core::arch::x86_64::{__cpuid_count, _xgetbv, CpuidResult};
 
     use crate::kernel::prefetch::Core;
@@ -327,35 +327,5 @@ mod x86 {
     fn xcr0() -> u64 {
         // SAFETY: XCR0 always exists where XGETBV does; the caller proved that.
         unsafe { _xgetbv(0) }
-    }
-}
-
-#[cfg(all(
-    test,
-    any(target_arch = "aarch64", all(target_arch = "x86_64", target_feature = "sse2"))
-))]
-mod tests {
-    extern crate std;
-
-    #[cfg(all(target_arch = "aarch64", not(amla_tiles = "small")))]
-    #[test]
-    fn agrees_with_std() {
-        assert!(std::arch::is_aarch64_feature_detected!("neon"));
-        assert_eq!(
-            super::has_bf16(),
-            std::arch::is_aarch64_feature_detected!("bf16")
-        );
-    }
-
-    #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
-    #[test]
-    fn agrees_with_std() {
-        use std::is_x86_feature_detected as has;
-        let on_ymm = has!("avx2") && has!("fma") && has!("f16c");
-        let on_zmm =
-            on_ymm && has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl");
-        assert_eq!(super::x86::has_avx2(), on_ymm);
-        assert_eq!(super::x86::has_avx512(), on_zmm);
-        assert_eq!(super::x86::has_avx512_bf16(), on_zmm && has!("avx512bf16"));
     }
 }

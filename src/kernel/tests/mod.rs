@@ -4,7 +4,10 @@ extern crate std;
 
 mod arithmetic;
 mod convert;
+mod detect;
 mod epilogue;
+#[cfg(any(amla_emulated, all(target_arch = "x86_64", target_feature = "sse2")))]
+mod follow;
 mod fused;
 mod fused_bits;
 mod non_finite;
@@ -12,6 +15,15 @@ mod precision;
 mod probabilities;
 mod products;
 mod scores;
+#[cfg(all(
+    any(
+        amla_emulated,
+        all(target_arch = "x86_64", target_feature = "sse2", target_os = "linux")
+    ),
+    target_pointer_width = "64",
+    not(amla_tiles = "small")
+))]
+mod tile_prefetch;
 
 use core::ops::Range;
 use std::boxed::Box;
