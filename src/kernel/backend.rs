@@ -1,23 +1,6 @@
 //! The choice of a backend: what the processor can run, and what a caller selects.
 
-#[cfg(all(
-    any(
-        amla_emulated,
-        all(target_arch = "x86_64", target_feature = "sse2", target_os = "linux")
-    ),
-    target_pointer_width = "64",
-    not(amla_tiles = "small")
-))]
-use super::amx;
-#[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
-use super::asimd;
-#[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
-use super::avx2;
-#[cfg(all(target_arch = "aarch64", target_feature = "neon", not(amla_tiles = "small")))]
-use super::neonbf16;
 use super::{Kernel, detect, portable};
-#[cfg(any(amla_emulated, all(target_arch = "x86_64", target_feature = "sse2")))]
-use super::{avx512bf16, zmm};
 use crate::bits::Increment;
 use crate::error::Error;
 
@@ -99,11 +82,11 @@ impl BackendId {
     fn with<V: Visitor>(self, visitor: V) -> Result<V::Output, V> {
         match self {
             #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
-            Self::Avx2 => with_token(avx2::Avx2::new(), visitor),
+            Self::Avx2 => with_token(super::avx2::Avx2::new(), visitor),
             #[cfg(any(amla_emulated, all(target_arch = "x86_64", target_feature = "sse2")))]
-            Self::Avx512 => with_token(zmm::Zmm::new(), visitor),
+            Self::Avx512 => with_token(super::zmm::Zmm::new(), visitor),
             #[cfg(any(amla_emulated, all(target_arch = "x86_64", target_feature = "sse2")))]
-            Self::Avx512Bf16 => with_token(avx512bf16::Avx512Bf16::new(), visitor),
+            Self::Avx512Bf16 => with_token(super::avx512bf16::Avx512Bf16::new(), visitor),
             #[cfg(all(
                 any(
                     amla_emulated,
@@ -112,15 +95,15 @@ impl BackendId {
                 target_pointer_width = "64",
                 not(amla_tiles = "small")
             ))]
-            Self::Amx => with_token(amx::Amx::new(), visitor),
+            Self::Amx => with_token(super::amx::Amx::new(), visitor),
             #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
-            Self::Neon => Ok(visitor.visit(asimd::Neon::new())),
+            Self::Neon => Ok(visitor.visit(super::asimd::Neon::new())),
             #[cfg(all(
                 target_arch = "aarch64",
                 target_feature = "neon",
                 not(amla_tiles = "small")
             ))]
-            Self::NeonBf16 => with_token(neonbf16::NeonBf16::new(), visitor),
+            Self::NeonBf16 => with_token(super::neonbf16::NeonBf16::new(), visitor),
             // Another architecture's, or not in this build.
             _ => Err(visitor),
         }
@@ -247,7 +230,7 @@ impl Backend {
     ) -> V::Output {
         #[cfg(any(amla_emulated, all(target_arch = "x86_64", target_feature = "sse2")))]
         if self.0 == BackendId::Avx512Bf16
-            && let Some(kernel) = avx512bf16::Avx512Bf16::on(core)
+            && let Some(kernel) = super::avx512bf16::Avx512Bf16::on(core)
         {
             return visitor.visit(kernel);
         }

@@ -2,15 +2,15 @@
 //! register that Linux reads for programs.
 #![allow(unsafe_code, reason = "instructions that query the processor")]
 
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
 #[cfg(all(target_arch = "aarch64", not(amla_tiles = "small")))]
 pub use aarch64::has_bf16;
 #[cfg(amla_emulated)]
 pub use emulated::{core, has_amx, has_avx512, has_avx512_bf16, permit_amx};
-#[cfg(all(not(amla_emulated), target_arch = "x86_64", target_feature = "sse2"))]
-#[cfg_attr(amla_tiles = "small", allow(unused_imports, reason = "AMX has no small tiles"))]
-pub use x86::{core, has_amx, has_avx512, has_avx512_bf16, permit_amx};
+// In an emulated build the names above come before these.
 #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
-pub use x86::{has_avx2, slow_bf16_dots};
+pub use x86::*;
 
 /// Of another architecture than the build's.
 #[cfg(not(any(amla_emulated, all(target_arch = "x86_64", target_feature = "sse2"))))]
@@ -52,29 +52,20 @@ mod emulated {
     }
 }
 
-#[cfg(any(
-    all(target_arch = "aarch64", not(amla_tiles = "small")),
-    all(target_arch = "x86_64", target_feature = "sse2")
-))]
-mod cached {
-    use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
-
+/// What `query` answers. It runs once, as it may trap (CPUID under a hypervisor, MRS under Linux).
+#[allow(dead_code, reason = "for processors that are queried")]
+fn features(query: fn() -> u32) -> u32 {
     /// The answers' highest bit: that there are any.
     const KNOWN: u32 = 1 << 31;
-
-    /// The answers, so that what traps (CPUID under a hypervisor, MRS under Linux) runs once.
-    /// Racing threads store the same value.
     static FEATURES: AtomicU32 = AtomicU32::new(0);
-
-    pub fn features(query: fn() -> u32) -> u32 {
-        let cached = FEATURES.load(Relaxed);
-        if cached != 0 {
-            return cached;
-        }
-        let known = query() | KNOWN;
-        FEATURES.store(known, Relaxed);
-        known
+    let cached = FEATURES.load(Relaxed);
+    if cached != 0 {
+        return cached;
     }
+    let known = query() | KNOWN;
+    // Racing threads store the same value.
+    FEATURES.store(known, Relaxed);
+    known
 }
 
 /// Linux lets a process use AMX's tiles once it called for them, as signal frames grow by 8 KiB
@@ -163,7 +154,7 @@ mod aarch64 {
     /// BFDOT, BFMMLA and BFCVTN. NEON needs no question: what is compiled for this
     /// architecture with floats uses it throughout.
     pub fn has_bf16() -> bool {
-        super::cached::features(query) & BF16 != 0
+        super::features(query) & BF16 != 0
     }
 
     #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -253,7 +244,7 @@ pub mod x86 {
     }
 
     fn features() -> u32 {
-        super::cached::features(query)
+        super::features(query)
     }
 
     fn query() -> u32 {

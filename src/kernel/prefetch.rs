@@ -1,5 +1,6 @@
 //! Prefetch: which rows to come each stage prefetches, and how lines are spread over a stage's
 //! work. Policies are data, one for each kind of core.
+#![allow(dead_code, reason = "for backends that not every build has")]
 
 use half::bf16;
 
@@ -10,7 +11,6 @@ pub const LINE: usize = 64 / size_of::<bf16>();
 
 /// The sizes that a budget depends on.
 #[derive(Clone, Copy, Debug)]
-#[allow(dead_code, reason = "for backends that not every build has")]
 pub struct Shape {
     /// Rows of the panel that C1 and V1 are at.
     pub panel_rows: usize,
@@ -53,7 +53,6 @@ impl Budget {
 
 /// The cache that lines are brought to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(dead_code, reason = "for backends that not every build has")]
 pub enum Hint {
     /// L1d, and all behind it.
     L1,
@@ -74,7 +73,6 @@ impl Hint {
 
 /// The kinds of core that differ in how they take prefetches and dots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(dead_code, reason = "for backends that not every build has")]
 pub enum Core {
     /// Two dots a cycle. Drops prefetches when its slots are taken; gains nothing by L2's.
     Zen5,
@@ -114,7 +112,6 @@ impl<'a> Spread<'a> {
     }
 
     /// Prefetches the lines of a step.
-    #[allow(dead_code, reason = "for backends that not every build has")]
     #[inline(always)]
     pub fn step<S: Simd>(&mut self, simd: S, hint: Hint) {
         self.due += self.lines;
@@ -132,97 +129,74 @@ impl<'a> Spread<'a> {
     }
 }
 
-#[cfg(all(
-    any(
-        amla_emulated,
-        all(target_arch = "x86_64", target_feature = "sse2", target_os = "linux")
-    ),
-    target_pointer_width = "64",
-    not(amla_tiles = "small")
-))]
-pub use tiles::{TILE_LINES, TilePrefetch, TileRows};
+/// Lines that a step of a register tile of AMX prefetches: fewer than it has products, as each holds a slot of L1d that
+/// operands from L2 need as well.
+pub const TILE_LINES: usize = 3;
+/// Bytes of a line.
+const LINE_BYTES: usize = size_of::<[bf16; LINE]>();
 
-/// For AMX.
-#[cfg(all(
-    any(
-        amla_emulated,
-        all(target_arch = "x86_64", target_feature = "sse2", target_os = "linux")
-    ),
-    target_pointer_width = "64",
-    not(amla_tiles = "small")
-))]
-mod tiles {
-    use super::*;
+/// What a register tile prefetches: [`TILE_LINES`] contiguous lines with each step, and `step` bytes from one step's to the next
+/// one's. Addresses need not be valid.
+#[derive(Clone, Copy)]
+pub struct TilePrefetch {
+    /// The first step's first line.
+    pub at: *const u8,
+    /// From step to step.
+    pub step: usize,
+}
 
-    /// Lines that a step of a register tile of AMX prefetches: fewer than it has products, as each holds a slot of L1d that
-    /// operands from L2 need as well.
-    pub const TILE_LINES: usize = 3;
-    /// Bytes of a line.
-    const LINE_BYTES: usize = size_of::<[bf16; LINE]>();
-
-    /// What a register tile prefetches: [`TILE_LINES`] contiguous lines with each step, and `step` bytes from one step's to the next
-    /// one's. Addresses need not be valid.
-    #[derive(Clone, Copy)]
-    pub struct TilePrefetch {
-        /// The first step's first line.
-        pub at: *const u8,
-        /// From step to step.
-        pub step: usize,
+impl TilePrefetch {
+    /// Nothing but lines of an operand, which are in cache.
+    pub const fn nothing<T>(operand: *const T) -> Self {
+        Self {
+            at: operand.cast(),
+            step: 0,
+        }
     }
+}
 
-    impl TilePrefetch {
-        /// Nothing but lines of an operand, which are in cache.
-        pub const fn nothing<T>(operand: *const T) -> Self {
-            Self {
-                at: operand.cast(),
-                step: 0,
-            }
+/// Rows to come, prefetched line by line by register tiles. Within a tile's lines, a row's end is followed by the memory behind it:
+/// the next rows where rows are contiguous.
+pub struct TileRows<'a> {
+    rows: &'a [&'a [bf16]],
+    /// The end of what was prefetched of the first of them, if something was.
+    at: *const u8,
+}
+
+impl<'a> TileRows<'a> {
+    /// All lines of rows.
+    pub const fn of(rows: &'a [&'a [bf16]]) -> Self {
+        Self {
+            rows,
+            at: core::ptr::null(),
         }
     }
 
-    /// Rows to come, prefetched line by line by register tiles. Within a tile's lines, a row's end is followed by the memory behind it:
-    /// the next rows where rows are contiguous.
-    pub struct TileRows<'a> {
-        rows: &'a [&'a [bf16]],
-        /// The end of what was prefetched of the first of them, if something was.
-        at: *const u8,
-    }
-
-    impl<'a> TileRows<'a> {
-        /// All lines of rows.
-        pub const fn of(rows: &'a [&'a [bf16]]) -> Self {
-            Self {
-                rows,
-                at: core::ptr::null(),
-            }
+    /// The lines of a register tile of `steps` steps; those of `operand` if no rows remain.
+    #[inline]
+    pub fn next<T>(&mut self, steps: usize, operand: *const T) -> TilePrefetch {
+        let Some(row) = self.rows.first() else {
+            return TilePrefetch::nothing(operand);
+        };
+        let within = |at: *const u8, row: &[bf16]| {
+            let row = row.as_ptr_range();
+            row.start.cast() <= at && at < row.end.cast()
+        };
+        let at = if within(self.at, row) {
+            self.at
+        } else {
+            row.as_ptr().cast()
+        };
+        let step = TILE_LINES * LINE_BYTES;
+        let end = at.wrapping_add(steps * step);
+        let ends = |row: &[bf16]| row.as_ptr_range().end.cast();
+        while let [row, rest @ ..] = self.rows
+            && at < ends(row)
+            && ends(row) <= end
+        {
+            self.rows = rest;
         }
-
-        /// The lines of a register tile of `steps` steps; those of `operand` if no rows remain.
-        #[inline]
-        pub fn next<T>(&mut self, steps: usize, operand: *const T) -> TilePrefetch {
-            let Some(row) = self.rows.first() else {
-                return TilePrefetch::nothing(operand);
-            };
-            let within = |at: *const u8, row: &[bf16]| {
-                let row = row.as_ptr_range();
-                row.start.cast() <= at && at < row.end.cast()
-            };
-            let at = if within(self.at, row) {
-                self.at
-            } else {
-                row.as_ptr().cast()
-            };
-            let step = TILE_LINES * LINE_BYTES;
-            let end = at.wrapping_add(steps * step);
-            let ends = |row: &[bf16]| row.as_ptr_range().end.cast();
-            while let [row, rest @ ..] = self.rows
-                && at < ends(row)
-                && ends(row) <= end
-            {
-                self.rows = rest;
-            }
-            self.at = end;
-            TilePrefetch { at, step }
-        }
+        self.at = end;
+        TilePrefetch { at, step }
     }
 }

@@ -15,14 +15,6 @@ mod precision;
 mod probabilities;
 mod products;
 mod scores;
-#[cfg(all(
-    any(
-        amla_emulated,
-        all(target_arch = "x86_64", target_feature = "sse2", target_os = "linux")
-    ),
-    target_pointer_width = "64",
-    not(amla_tiles = "small")
-))]
 mod tile_prefetch;
 
 use core::ops::Range;
