@@ -48,6 +48,9 @@ const SHORT: usize = GROUP;
 const LONG: usize = softmax_rows::KEYS;
 /// Keys between a step's last and the first that it prefetches.
 const DISTANCE: usize = 4;
+/// Rows of a register tile where a group has several. Taller ones leave room for fewer keys or columns, and gain only by
+/// converting these once.
+const TALLEST: usize = 6;
 /// Cache lines of the widest key.
 const MAX_LINES: usize = MAX_D_QK / LINE;
 
@@ -238,10 +241,16 @@ pub fn fused<T: Tiles>(
     FusedEnd::ALL
 }
 
-/// Rows in as few register tiles as can be, of about the same height: where each begins, and its kernel.
+/// Rows in as few register tiles as can be, of about the same height: where each begins, and its kernel. A group that has no tile
+/// of its own is cut into tiles of [`TALLEST`] at most.
 #[inline(always)]
 fn row_tiles<F: Copy>(rows: usize, tiles: &[F]) -> impl Iterator<Item = (usize, F)> {
-    let count = rows.div_ceil(tiles.len());
+    let most = tiles.len();
+    let count = if rows <= most {
+        1
+    } else {
+        rows.div_ceil(most.min(TALLEST))
+    };
     let mut row = 0;
     (0..count).map(move |done| {
         let height = (rows - row).div_ceil(count - done);
