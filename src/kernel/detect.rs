@@ -6,50 +6,17 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 #[cfg(all(target_arch = "aarch64", not(amla_tiles = "small")))]
 pub use aarch64::has_bf16;
-#[cfg(amla_emulated)]
-pub use emulated::{core, has_amx, has_avx512, has_avx512_bf16, permit_amx};
-// In an emulated build the names above come before these.
+// In an emulated build its names come before those of `x86`.
 #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
 pub use x86::*;
+
+#[cfg(amla_emulated)]
+pub use super::emulated::processor::{core, has_amx, has_avx512, has_avx512_bf16, permit_amx};
 
 /// Of another architecture than the build's.
 #[cfg(not(any(amla_emulated, all(target_arch = "x86_64", target_feature = "sse2"))))]
 pub const fn permit_amx() -> bool {
     false
-}
-
-/// As if there were all instructions, which are emulated (`src/kernel/emulated`).
-#[cfg(amla_emulated)]
-mod emulated {
-    use crate::kernel::prefetch::Core;
-
-    pub const fn has_avx512() -> bool {
-        true
-    }
-
-    pub const fn has_avx512_bf16() -> bool {
-        true
-    }
-
-    #[cfg_attr(amla_tiles = "small", allow(dead_code, reason = "for tiles that aren't small"))]
-    pub const fn has_amx() -> bool {
-        true
-    }
-
-    pub const fn permit_amx() -> bool {
-        cfg!(not(amla_tiles = "small"))
-    }
-
-    /// As the core that the variable `AMLA_TEST_CORE` names when the library is compiled, or the one with the most kernels of its
-    /// own.
-    pub fn core() -> Core {
-        match option_env!("AMLA_TEST_CORE") {
-            Some("zen4") => Core::Zen4,
-            None | Some("zen5") => Core::Zen5,
-            Some("intel") => Core::Intel,
-            Some(core) => panic!("AMLA_TEST_CORE is zen4, zen5 or intel, not {core}"),
-        }
-    }
 }
 
 /// What `query` answers. It runs once, as it may trap (CPUID under a hypervisor, MRS under Linux).

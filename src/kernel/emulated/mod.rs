@@ -42,6 +42,8 @@ pub mod assembly;
 mod bf16;
 mod conversions;
 mod moves;
+#[cfg(amla_emulated)]
+pub mod processor;
 mod shuffles;
 #[cfg(all(test, target_arch = "x86_64", target_feature = "sse2"))]
 mod tests;
