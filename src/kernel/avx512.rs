@@ -5,7 +5,8 @@
 //! | C1 | 6 keys x 4 vectors of 16 rows (8 x 3, 12 x 2, 24 x 1 for narrow panels) | 32 FLOP per multiply-add |
 //! | C2 | 6 rows x 4 vectors of 16 columns | the same |
 //!
-//! Up to 16 rows go through all stages 16 or 64 keys at a time (`stream`).
+//! Groups of up to 16 rows are fused ([`super::fp32::fused`]): C1 in tiles of 4 keys x 6 rows, C2 in tiles of 6 rows x 2 pairs of
+//! vectors, or fewer rows.
 //!
 //! Intel's cores do two of these in the time of half a BF16 dot, so that this is their
 //! fastest backend (`docs/adr/0009`).

@@ -1,4 +1,5 @@
-//! What the backends with AVX-512 share: vectors, packing, conversion, V1 of the fused kernels.
+//! What the backends with AVX-512 share: vectors, packing, conversion, references of 16 rows at once, and the operands and
+//! prefetches of fused kernels.
 
 pub mod convert;
 pub mod dots;
