@@ -353,7 +353,7 @@ fn pv(
         for (panel, p) in p.iter().enumerate() {
             let o = &mut call.strip(panel, strip, strips, o)[..call.panel_rows(panel)];
             if !call.first {
-                simd::rescale_rows(simd, o, &p.increment);
+                simd::rescale_rows(simd, o, &p.increment, 0..STRIP / LANES);
             }
             let low = match call.precision {
                 Precision::Bf16 => &[],

@@ -5,6 +5,8 @@
 //! vectors are filled by loops, never by `map` or `from_fn`: a closure that isn't
 //! inlined would lack the features and hand vectors over by way of memory.
 
+use core::ops::Range;
+
 use bytemuck::Pod;
 use half::bf16;
 
@@ -261,13 +263,18 @@ pub fn rescale<S: Simd>(simd: S, xs: &mut [f32], increment: Increment) {
     crate::bits::add_increment_f32_slice(rest, increment);
 }
 
-/// Adds each row's increment to the bits of its elements.
+/// Adds each row's increment to the bits of some of its vectors.
 #[inline(always)]
-pub fn rescale_rows<S: Simd>(simd: S, rows: &mut [ORow], increment: &[i32]) {
+pub fn rescale_rows<S: Simd, const WIDTH: usize>(
+    simd: S,
+    rows: &mut [[f32; WIDTH]],
+    increment: &[i32],
+    vectors: Range<usize>,
+) {
     for (row, &increment) in rows.iter_mut().zip(increment) {
         // Most blocks don't move the reference: nothing to add then.
         if increment != 0 {
-            for x in lanes_mut::<S>(row) {
+            for x in &mut lanes_mut::<S>(row)[vectors.clone()] {
                 simd.store(simd.add_increment(simd.load(x), increment), x);
             }
         }

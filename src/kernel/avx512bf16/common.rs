@@ -66,5 +66,5 @@ pub fn store(to: &mut [f32; LANES], x: __m512) {
 #[cold]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 pub fn rescale_rows(zmm: Zmm, rows: &mut [ORow], increment: &[i32]) {
-    simd::rescale_rows(zmm, rows, increment);
+    simd::rescale_rows(zmm, rows, increment, 0..STRIP / LANES);
 }

@@ -450,12 +450,12 @@ impl<const MLA: bool> Step<'_, MLA> {
         let time = VECTOR_PAIRS * strip + part;
         // All of them for the pages of what the next C1 prefetches.
         self.touch(STEP + STEP / 2 * time / times);
-        let requests = PrefetchRows::of([self.next_in_c2], self.block.lines(), times);
+        let prefetch = PrefetchRows::of([self.next_in_c2], self.block.lines(), times);
         let column = strip * STRIP + part * skinny::VECTOR_PAIR;
         let mut acc = [[_mm512_setzero_ps(); 2]; N];
         for part in &probs.parts[..probs.len] {
             for (vector, values) in self.values.iter().enumerate() {
-                let mut lines = requests.pass(time * self.values.len() + vector, PAIRS, self);
+                let mut lines = prefetch.pass(time * self.values.len() + vector, PAIRS, self);
                 let values: &[[_; 2]; PAIRS] = &values.as_chunks().0.as_chunks().0[0];
                 // Unrolled, loads and prefetches of several pairs would be moved side by side, and accumulators to the stack.
                 for k in 0..self.pairs {

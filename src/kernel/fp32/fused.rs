@@ -216,7 +216,7 @@ pub fn fused<T: Tiles>(
         );
         if moved {
             for o in output.o.chunks_mut(rows) {
-                rescale_rows(tiles, o, &p.increment);
+                rescale_rows(tiles, o, &p.increment, 0..STRIP / T::LANES);
             }
         }
         for (row, pv) in row_tiles(rows, T::PV) {

@@ -17,7 +17,7 @@ use core::ops::Range;
 use half::bf16;
 
 use crate::kernel::prefetch::{Hint, LINE, Spread};
-use crate::kernel::simd::{Simd, even, lanes, lanes_mut, odd, pairs};
+use crate::kernel::simd::{Simd, even, lanes, lanes_mut, odd, pairs, rescale_rows};
 use crate::kernel::{Columns, Pv, Qk, Skipped, scalar};
 use crate::tile::{BLOCK_PAIRS, Fp32Tile, L0a, L0b, ORow, PANEL_ROWS, STRIP, STile, ascend};
 
@@ -531,25 +531,6 @@ fn copy_rows<S: Simd>(simd: S, from: &[[f32; STRIP]], to: &mut [[f32; STRIP]]) {
     for (from, to) in from.iter().zip(to) {
         for (from, to) in lanes::<S>(from).iter().zip(lanes_mut::<S>(to)) {
             simd.store(simd.load(from), to);
-        }
-    }
-}
-
-/// Adds each row's increment to the bits of some of its vectors.
-#[inline(always)]
-fn rescale_rows<S: Simd, const WIDTH: usize>(
-    simd: S,
-    rows: &mut [[f32; WIDTH]],
-    increment: &[i32],
-    vectors: Range<usize>,
-) {
-    for (row, &increment) in rows.iter_mut().zip(increment) {
-        // Most blocks don't move the reference: nothing to add then.
-        if increment != 0 {
-            for x in &mut lanes_mut::<S>(row)[vectors.clone()] {
-                let moved = simd.add_increment(simd.load(x), increment);
-                simd.store(moved, x);
-            }
         }
     }
 }

@@ -10,6 +10,8 @@ mod epilogue;
 mod follow;
 mod fused;
 mod fused_bits;
+#[cfg(any(amla_emulated, all(target_arch = "x86_64", target_feature = "sse2")))]
+mod fused_prefetch;
 mod non_finite;
 mod precision;
 mod probabilities;

@@ -76,7 +76,7 @@ pub fn follow(
 /// Which references are numbers that FP32 has fractions around.
 #[inline]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
-pub fn near(reference: __m512) -> __mmask16 {
+fn near(reference: __m512) -> __mmask16 {
     _mm512_cmp_ps_mask::<_CMP_LT_OQ>(_mm512_abs_ps(reference), _mm512_set1_ps(FAR))
 }
 
