@@ -607,9 +607,10 @@ amla_status amla_workspace_size(const struct amla_call *call,
 
 // Computes a call on one thread: attends every query to its keys.
 //
-// It takes up to 64 KiB of the thread's stack, as amla_run_tasks() does, and computes as the
-// thread's floating-point environment says. Meant is the default: rounding to the nearest, and
-// subnormals as they are. Threads that share a plan need the same for the same bits.
+// It takes up to 64 KiB of the thread's stack, as amla_run_tasks() does. Like all functions here
+// it computes in the default floating-point environment on x86 and AArch64: rounding to the
+// nearest, subnormals as they are, no traps. The thread's own is back when it returns, with its
+// flags as they were.
 //
 // @param call What is to be computed, and where results go.
 // @param workspace Memory to work in, aligned to AMLA_WORKSPACE_ALIGN.

@@ -7,6 +7,7 @@
 //! | `memory` | the caller's pointers into slices, each checked before it becomes one |
 //! | `fault` | why a call was refused: its status, arguments and numbers |
 //! | `report` | the same in the caller's memory |
+//! | `environment` | the thread's floating-point environment |
 //! | `call` | a described call into `amla`'s `Problem`, `Options` and `Output` |
 //! | `run`, `encode`, `info` | the functions |
 //!
@@ -34,6 +35,7 @@ extern crate std;
 
 mod call;
 mod encode;
+mod environment;
 mod fault;
 mod info;
 mod layout;

@@ -3,6 +3,7 @@
 use core::ffi::c_char;
 use core::fmt::{self, Write};
 
+use crate::environment;
 use crate::fault::{Fault, Numbers};
 use crate::memory::{put, sized};
 use crate::types::{self, ErrorDetail, Status};
@@ -64,7 +65,7 @@ fn explain(fault: &Fault, struct_size: u32) -> ErrorDetail {
     }
 }
 
-/// Runs a function's body, and reports why it refused.
+/// Runs a function's body in the [default environment](environment::default), and reports why it refused.
 ///
 /// # Safety
 /// `detail` is null, or refused, or a struct as long as its `struct_size` says, which may be
@@ -78,7 +79,7 @@ pub unsafe fn report(detail: *mut ErrorDetail, body: impl FnOnce() -> Result<(),
             return fault.status();
         }
     }
-    let Err(fault) = body() else {
+    let Err(fault) = environment::default(body) else {
         return types::AMLA_OK;
     };
     let explained = explain(&fault, STRUCT_SIZE);

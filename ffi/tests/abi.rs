@@ -25,6 +25,8 @@ mod rows;
 mod call;
 #[path = "../src/encode.rs"]
 mod encode;
+#[path = "../src/environment.rs"]
+mod environment;
 #[path = "../src/fault.rs"]
 mod fault;
 #[path = "../src/info.rs"]

@@ -11,6 +11,8 @@ mod c_abi;
 mod call;
 #[path = "../../ffi/src/encode.rs"]
 mod encode;
+#[path = "../../ffi/src/environment.rs"]
+mod environment;
 #[path = "../../ffi/src/fault.rs"]
 mod fault;
 #[path = "../../ffi/src/info.rs"]

@@ -12,6 +12,8 @@ extern crate alloc;
 mod call;
 #[path = "../../src/encode.rs"]
 mod encode;
+#[path = "../../src/environment.rs"]
+mod environment;
 #[path = "../../src/fault.rs"]
 mod fault;
 #[path = "../../src/info.rs"]

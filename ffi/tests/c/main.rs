@@ -65,3 +65,11 @@ fn stack() {
         assert_eq!(measured, archive::declared());
     }
 }
+
+/// Whatever environment a host leaves behind.
+#[test]
+fn environments() {
+    if tool("gcc") && cfg!(any(target_arch = "x86_64", target_arch = "aarch64")) {
+        c("gcc", "tests/c/environment.c").run(&[]);
+    }
+}
