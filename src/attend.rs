@@ -95,21 +95,20 @@ pub struct Task<'a> {
 }
 
 /// The paper's Algorithm 2 of a task.
-pub fn attend<K: Kernel, const D_QK: usize, const D_V: usize>(kernel: K, mut task: Task<'_>) {
-    const { assert!(D_QK.is_multiple_of(2) && D_V.is_multiple_of(STRIP)) };
+pub fn attend<K: Kernel>(kernel: K, mut task: Task<'_>) {
     let group = task.group;
     // Without a fused kernel the compiler leaves its loop out.
     let fused = K::FUSED_ROWS > 0
         && group.planned_rows <= K::FUSED_ROWS
         && row_tile(&mut task.tiles.q[1..]).is_some();
     if !task.packed {
-        pack_queries::<K, D_QK>(kernel, group, fused, task.kv, &mut task.tiles.q);
+        pack_queries(kernel, group, fused, task.kv, &mut task.tiles.q);
     }
     task.tiles.ub[..group.panels()].fill(RowState::START);
     if fused {
-        run_fused::<K, D_QK, D_V>(kernel, &mut task);
+        run_fused(kernel, &mut task);
     } else if group.blocks() > 0 {
-        run_cycles(kernel, K::cycle::<D_QK, D_V>, &mut task);
+        run_cycles(kernel, &mut task);
     } else {
         task.partial.o.fill([0.0; STRIP]);
     }
@@ -139,20 +138,17 @@ pub fn attend<K: Kernel, const D_QK: usize, const D_V: usize>(kernel: K, mut tas
     );
 }
 
-/// [`Kernel::cycle`] of some widths.
-type RunCycle<K> = fn(K, &Stages<'_>, &mut Tiles, &mut [ORow]) -> Skipped;
-
 /// The strips of a panel's O.
 fn panel_o<'o>(group: &Group<'_>, panel: usize, o: &'o mut [ORow]) -> &'o mut [ORow] {
     let strips = group.problem.shape.d_v / STRIP;
     &mut o[panel * strips * PANEL_ROWS..][..strips * group.strip_rows(panel)]
 }
 
-/// All blocks and panels, cycle by cycle; `run` is [`Kernel::cycle`], so that all widths share this code. Not inlined:
-/// fused groups need nothing of its frame.
+/// All blocks and panels, cycle by cycle. Not inlined: fused groups need nothing of its frame.
 #[inline(never)]
-fn run_cycles<K: Kernel>(kernel: K, run: RunCycle<K>, task: &mut Task<'_>) {
+fn run_cycles<K: Kernel>(kernel: K, task: &mut Task<'_>) {
     let (group, options) = (task.group, task.options);
+    let shape = &group.problem.shape;
     let mut sources = Sources::of(group);
     let panels = group.panels();
     let in_place = sources.in_place();
@@ -177,6 +173,7 @@ fn run_cycles<K: Kernel>(kernel: K, run: RunCycle<K>, task: &mut Task<'_>) {
             c1: cycle.c1.map(|i| Qk {
                 panel: i % panels,
                 rows: group.panel_rows(i % panels),
+                d_qk: shape.d_qk,
                 keys: sources.keys(task.kv, &mut keys),
                 prefetch: sources.prefetched(0),
                 s: of.s(i),
@@ -197,6 +194,7 @@ fn run_cycles<K: Kernel>(kernel: K, run: RunCycle<K>, task: &mut Task<'_>) {
                     rows: group.rows.len(),
                     planned_rows: group.planned_rows,
                     keys: group.block(i / panels).len(),
+                    strips: shape.d_v / STRIP,
                     values: sources.values(preload == 0, task.kv, &mut values),
                     precision: options.precision,
                     first: i / panels == 0,
@@ -204,7 +202,7 @@ fn run_cycles<K: Kernel>(kernel: K, run: RunCycle<K>, task: &mut Task<'_>) {
                 },
             }),
         };
-        let skipped = run(kernel, &stages, task.tiles, task.partial.o);
+        let skipped = kernel.cycle(&stages, task.tiles, task.partial.o);
         if skipped == Skipped::NONE {
             continue;
         }
@@ -247,7 +245,7 @@ fn softmax<'a>(
 }
 
 /// All stages of few rows in one pass over each block.
-fn run_fused<K: Kernel, const D_QK: usize, const D_V: usize>(kernel: K, task: &mut Task<'_>) {
+fn run_fused<K: Kernel>(kernel: K, task: &mut Task<'_>) {
     let (group, options) = (task.group, task.options);
     let Tiles {
         q: [q, others @ ..],
@@ -267,7 +265,7 @@ fn run_fused<K: Kernel, const D_QK: usize, const D_V: usize>(kernel: K, task: &m
         &|keys, to| convert_keys(kernel, group, keys, to),
         &|keys, to| convert_values(kernel, group, keys, to),
     ];
-    each_fused_block::<D_QK, D_V>(group, q, memory, convert, &mut |block, rows| {
+    each_fused_block(group, q, memory, convert, &mut |block, rows| {
         let call = Softmax {
             mask: group.mask(0, &block, &mut mask),
             ..softmax(group, options, 0, &block)

@@ -391,7 +391,7 @@ pub fn decode(
     for (cut, group) in row_groups(problem, PANELS) {
         let mut lse = [0.0; GROUP_ROWS];
         let write = Write::to(&mut output, &mut lse);
-        decode_group(&cut, &group, options, workspace, write)?;
+        decode_group(&cut, &group, options, workspace, write);
         write_lse(&group, &lse, &mut output);
     }
     Ok(())
@@ -405,7 +405,7 @@ pub fn decode_group(
     options: &Options,
     workspace: &mut Workspace,
     write: Write<'_>,
-) -> Result<(), Error> {
+) {
     let d_v = group.problem.shape.d_v;
     let len = Partial::len(group.rows.len(), d_v);
     let Workspace {
@@ -435,10 +435,9 @@ pub fn decode_group(
             partial: Partial::view(part, d_v),
             earlier: (split > 0).then(|| Partial::view(earlier, d_v)),
             write: write.take_if(|_| split == last),
-        })?;
+        });
         mem::swap(&mut part, &mut earlier);
     }
-    Ok(())
 }
 
 /// All rows in row groups of `panels` panels, in the order of tasks: each with its request's cut and the first of its KV splits.
@@ -531,7 +530,7 @@ fn run_checked(
     let mut before: Option<Group<'_>> = None;
     for (group, partial) in plan.groups(problem, tasks).zip(partials.chunks_mut(each)) {
         let packed = before.is_some_and(|before| before.same_rows(&group));
-        run_group(&group, packed, options, workspace, partial)?;
+        run_group(&group, packed, options, workspace, partial);
         before = Some(group);
     }
     Ok(())
@@ -544,7 +543,7 @@ pub fn run_group(
     options: &Options,
     workspace: &mut Workspace,
     partial: &mut [f32],
-) -> Result<(), Error> {
+) {
     options.backend.for_rows(group.planned_rows).with(Task {
         group,
         options,
@@ -554,7 +553,7 @@ pub fn run_group(
         partial: Partial::view(partial, group.problem.shape.d_v),
         earlier: None,
         write: None,
-    })
+    });
 }
 
 /// Merges the results of all tasks, in the order of the keys, and writes

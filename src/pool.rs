@@ -58,16 +58,16 @@ pub fn decode_on_rayon<W: BorrowMut<Workspace> + Send>(
     {
         each(workspaces, tasks.into_iter(), |workspace, task| {
             let RowTask { cut, group, write } = task;
-            decode_group(&cut, &group, options, workspace.borrow_mut(), write)
-        })?;
+            decode_group(&cut, &group, options, workspace.borrow_mut(), write);
+        });
         write_all_lse(problem, panels, &lse, &mut output);
         return Ok(());
     }
     let results = partials.chunks_mut(plan.partial_len());
     let tasks = plan.groups(problem, 0..plan.tasks()).zip(results);
     each(workspaces, tasks, |workspace, (group, partial)| {
-        run_group(&group, false, options, workspace.borrow_mut(), partial)
-    })?;
+        run_group(&group, false, options, workspace.borrow_mut(), partial);
+    });
     let Some(panels) = row_tasks(problem, 1, &mut output, &mut lse) else {
         return combine(problem, plan, partials, output);
     };
@@ -76,8 +76,7 @@ pub fn decode_on_rayon<W: BorrowMut<Workspace> + Send>(
     let backend = Backend::detect();
     each(workspaces, panels, |_, (panel, parts)| {
         merge_panel(backend, &panel.group, 0, parts.into_iter(), panel.write);
-        Ok(())
-    })?;
+    });
     write_all_lse(problem, 1, &lse, &mut output);
     Ok(())
 }
@@ -87,8 +86,8 @@ pub fn decode_on_rayon<W: BorrowMut<Workspace> + Send>(
 fn each<W: Send, T: Send>(
     workspaces: &mut [W],
     items: impl Iterator<Item = T> + Send,
-    work: impl Fn(&mut W, T) -> Result<(), Error> + Sync,
-) -> Result<(), Error> {
+    work: impl Fn(&mut W, T) + Sync,
+) {
     let queue = Mutex::new(items);
     let busy = AtomicUsize::new(0);
     let next = || {
@@ -96,9 +95,9 @@ fn each<W: Send, T: Send>(
         let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.next().map(|item| (item, Busy::new(&busy)))
     };
-    workspaces.par_iter_mut().try_for_each(|workspace| {
+    workspaces.par_iter_mut().for_each(|workspace| {
         while let Some((item, _busy)) = next() {
-            work(workspace, item)?;
+            work(workspace, item);
         }
         // A thread without work falls asleep. It may take longer to wake for the next call than the
         // others take to complete this one.
@@ -107,8 +106,7 @@ fn each<W: Send, T: Send>(
                 thread::yield_now();
             }
         }
-        Ok(())
-    })
+    });
 }
 
 /// Counts a thread at work while it lives.

@@ -2,14 +2,13 @@
 //! This file alone knows how a cache stores them.
 
 use core::ops::Range;
-use core::slice::IterMut;
 
 use half::bf16;
 
 use crate::format::Row;
 use crate::group::Group;
 use crate::kernel::prefetch::{Budget, Shape};
-use crate::kernel::{FUSED_KEYS, FUSED_MULTIPLE, FusedBlock, Kernel, Rows, heads, pointers};
+use crate::kernel::{FUSED_KEYS, FUSED_MULTIPLE, FusedBlock, Kernel, RowList, Rows};
 use crate::schedule::Cycle;
 use crate::tile::{BLOCK_KEYS, PANEL_ROWS, QPanel, RowTile};
 
@@ -28,7 +27,7 @@ fn concatenate<'b, K: Kernel>(
 }
 
 /// Packs the queries of each panel, by way of `kv` where they can't be used in place.
-pub fn pack_queries<K: Kernel, const D_QK: usize>(
+pub fn pack_queries<K: Kernel>(
     kernel: K,
     group: &Group<'_>,
     fused: bool,
@@ -36,6 +35,7 @@ pub fn pack_queries<K: Kernel, const D_QK: usize>(
     to: &mut [QPanel],
 ) {
     let problem = group.problem;
+    let d_qk = problem.shape.d_qk;
     // A negative scale's sign goes into Q, exactly.
     let negate = problem.softmax_scale < 0.0;
     for (panel, to) in (0..group.panels()).zip(to) {
@@ -52,10 +52,10 @@ pub fn pack_queries<K: Kernel, const D_QK: usize>(
         } else {
             concatenate(kernel, problem.q_widths(), queries, kv);
             for (row, query) in rows.iter_mut().zip(&*kv) {
-                *row = &query[..D_QK];
+                *row = &query[..d_qk];
             }
         }
-        kernel.pack_q::<D_QK>(rows, negate, fused, to);
+        kernel.pack_q(d_qk, rows, negate, fused, to);
     }
 }
 
@@ -274,28 +274,28 @@ pub type Convert<'a> = &'a dyn Fn(Range<usize>, &mut RowTile);
 /// once, so each has its own memory if it is converted, by these functions. Not part of the driver, so
 /// that its lists aren't on the stack of other groups, and all backends share the code.
 #[inline(never)]
-pub fn each_fused_block<const D_QK: usize, const D_V: usize>(
+pub fn each_fused_block(
     group: &Group<'_>,
     q: &QPanel,
     [k_rows, v_rows]: [&mut RowTile; 2],
     convert: [Convert<'_>; 2],
-    run: &mut dyn FnMut(Range<usize>, &FusedBlock<'_, D_QK, D_V>),
+    run: &mut dyn FnMut(Range<usize>, &FusedBlock<'_>),
 ) {
     let problem = group.problem;
+    let [d_qk, d_v] = [problem.shape.d_qk, problem.shape.d_v];
     let Sources {
         keys: key_location,
         values: value_location,
         ..
     } = Sources::of(group);
-    let mut in_cache = [const { &[bf16::ZERO; D_QK] }; FUSED_KEYS];
-    // Keys of a block that are listed already, as the one before prefetched them.
-    let mut listed = 0;
+    // Keys of a block that are listed already stay, as the one before prefetched them.
+    let mut in_cache = RowList::new(d_qk);
     for block in 0..group.blocks() {
         let range = group.block(block);
         let len = range.len();
         if key_location == Location::Cache {
             let end = group.prefetch_end.min(range.start + FUSED_KEYS);
-            list_keys(group, range.start + listed..end, &mut in_cache, &mut listed);
+            list_keys(group, range.start + in_cache.len()..end, &mut in_cache);
         } else {
             convert[0](range.clone(), k_rows);
         }
@@ -304,36 +304,38 @@ pub fn each_fused_block<const D_QK: usize, const D_V: usize>(
         }
         let mut converted;
         let keys = if key_location == Location::Cache {
-            &in_cache
+            in_cache.rows()
         } else {
-            converted = [const { &[bf16::ZERO; D_QK] }; FUSED_KEYS];
+            converted = RowList::new(d_qk);
             list(&k_rows[..len], &mut converted);
-            &converted
+            converted.rows()
         };
         let mut located;
         let prefetch = if key_location == Location::Cache || !problem.has_key_rows() {
-            pointers(keys)
+            keys.pointers()
         } else {
             // Those to be converted next.
-            located = *pointers(keys);
+            located = *keys.pointers();
             let end = group.prefetch_end.min(range.end + FUSED_KEYS);
             locate_keys(group, range.end..end, &mut located);
             &located
         };
-        let mut listed_values;
         // Rows behind the block may be another task's, and not finite.
         let complete = len.is_multiple_of(FUSED_MULTIPLE);
-        let begun = heads(keys).filter(|_| value_location == Location::Keys && complete);
-        let values = if let Some(values) = begun {
-            values
+        let heads = keys.heads(d_v);
+        let heads = heads.filter(|_| value_location == Location::Keys && complete);
+        let mut listed;
+        let values = if let Some(heads) = heads {
+            heads
         } else {
-            listed_values = [const { &[bf16::ZERO; D_V] }; FUSED_KEYS];
-            match value_location {
-                Location::Keys => list(&keys[..len], &mut listed_values),
-                Location::Cache => list_values(group, range.clone(), &mut listed_values),
-                Location::Converted => list(&v_rows[..len], &mut listed_values),
+            listed = RowList::new(d_v);
+            match (value_location, key_location) {
+                (Location::Keys, Location::Cache) => listed.extend_from(&in_cache, len),
+                (Location::Keys, _) => list(&k_rows[..len], &mut listed),
+                (Location::Cache, _) => list_values(group, range.clone(), &mut listed),
+                (Location::Converted, _) => list(&v_rows[..len], &mut listed),
             }
-            &listed_values
+            listed.rows()
         };
         run(
             range,
@@ -344,66 +346,41 @@ pub fn each_fused_block<const D_QK: usize, const D_V: usize>(
                 values,
             },
         );
-        in_cache.copy_within(len.., 0);
-        listed = listed.saturating_sub(len);
+        in_cache.advance(len);
     }
 }
 
-/// Lists keys in place behind the first `n` rows, and copies of the last behind them.
+/// Lists keys in place behind those that are listed, and copies of the last behind them.
 #[inline(never)]
-fn list_keys<'a, const D: usize>(
-    group: &Group<'a>,
-    keys: Range<usize>,
-    rows: &mut [&'a [bf16; D]; FUSED_KEYS],
-    n: &mut usize,
-) {
+fn list_keys<'a>(group: &Group<'a>, keys: Range<usize>, list: &mut RowList<'a>) {
     let (problem, request, head) = (group.problem, group.request, group.head);
+    let width = problem.shape.d_qk;
     // Often an addition for each, and no table: with few rows a nanosecond counts.
     match problem.contiguous_keys(request, head, &keys) {
-        Some(run) if run.len() == keys.len() => {
-            let mut to = rows[*n..].iter_mut();
-            // In this order: `to` isn't advanced where there is no key.
-            for (row, to) in run.iter().zip(to.by_ref()) {
-                *to = row;
-            }
-            *n = FUSED_KEYS - to.len();
-        }
-        _ => list_runs(group, keys, rows, n),
+        Some(run) if run.len() == keys.len() * width => list.extend(run.chunks_exact(width)),
+        _ => list_runs(group, keys, list),
     }
-    repeat_last(*n, rows);
+    list.repeat_last();
 }
 
 /// The same of keys in several runs. Not inlined: the usual case is slower with this loop around it.
 #[inline(never)]
-fn list_runs<'a, const D: usize>(
-    group: &Group<'a>,
-    mut keys: Range<usize>,
-    rows: &mut [&'a [bf16; D]; FUSED_KEYS],
-    n: &mut usize,
-) {
+fn list_runs<'a>(group: &Group<'a>, mut keys: Range<usize>, list: &mut RowList<'a>) {
     let (problem, request, head) = (group.problem, group.request, group.head);
+    let width = problem.shape.d_qk;
     while let Some(run) = problem.contiguous_keys(request, head, &keys) {
-        for (to, row) in rows[*n..].iter_mut().zip(run) {
-            *to = row;
-        }
-        *n += run.len();
-        keys.start += run.len();
+        list.extend(run.chunks_exact(width));
+        keys.start += run.len() / width;
     }
-    let mut to = rows[*n..].iter_mut();
-    problem.each_key(request, head, keys, |row| put(row, &mut to));
-    *n = FUSED_KEYS - to.len();
+    problem.each_key(request, head, keys, |row| list.push(row));
 }
 
 /// The same of values, from the first row on.
 #[inline(never)]
-fn list_values<'a, const D: usize>(
-    group: &Group<'a>,
-    keys: Range<usize>,
-    rows: &mut [&'a [bf16; D]; FUSED_KEYS],
-) {
-    let (problem, mut to) = (group.problem, rows.iter_mut());
-    problem.each_value(group.request, group.head, keys, |row| put(row, &mut to));
-    repeat_last(FUSED_KEYS - to.len(), rows);
+fn list_values<'a>(group: &Group<'a>, keys: Range<usize>, list: &mut RowList<'a>) {
+    let problem = group.problem;
+    problem.each_value(group.request, group.head, keys, |row| list.push(row));
+    list.repeat_last();
 }
 
 /// The addresses of keys.
@@ -418,28 +395,8 @@ fn locate_keys(group: &Group<'_>, keys: Range<usize>, rows: &mut [*const bf16; F
     });
 }
 
-/// Puts the head of a row in the next slot, if there is one.
-fn put<'a, const D: usize>(row: &'a [bf16], to: &mut IterMut<'_, &'a [bf16; D]>) {
-    if let Some(row) = row.first_chunk()
-        && let Some(to) = to.next()
-    {
-        *to = row;
-    }
-}
-
-/// The heads of rows, and copies of the last. Not inlined, so that a pair of widths has it once.
-#[inline(never)]
-fn list<'a, const D: usize>(rows: &'a [impl AsRef<[bf16]>], out: &mut [&'a [bf16; D]; FUSED_KEYS]) {
-    let mut to = out.iter_mut();
-    for row in rows {
-        put(row.as_ref(), &mut to);
-    }
-    repeat_last(FUSED_KEYS - to.len(), out);
-}
-
-/// Puts copies of the last of the first `n` rows behind them.
-fn repeat_last<T: Copy>(n: usize, rows: &mut [T]) {
-    if let Some(&last) = rows[..n].last() {
-        rows[n..].fill(last);
-    }
+/// The heads of converted rows, and copies of the last.
+fn list<'a>(rows: &'a [impl AsRef<[bf16]>], list: &mut RowList<'a>) {
+    list.extend(rows.iter().map(AsRef::as_ref));
+    list.repeat_last();
 }

@@ -160,7 +160,7 @@ impl<'a> Stages<'a> {
                 for (row, q) in rows.iter_mut().zip(self.1.chunks(D_QK)) {
                     *row = q;
                 }
-                kernel.pack_q::<D_QK>(&rows, false, false, &mut self.0.q[0]);
+                kernel.pack_q(D_QK, &rows, false, false, &mut self.0.q[0]);
             }
         }
         self.options.backend.with(PackQ(self.tiles, self.q));
@@ -174,7 +174,7 @@ impl<'a> Stages<'a> {
             type Output = ();
             fn visit<K: Kernel>(self, kernel: K) {
                 let Self(Tiles { q, l0b, l0c, .. }, call) = self;
-                kernel.qk::<D_QK>(&call, &q[call.panel], l0b, &mut l0c[call.s]);
+                kernel.qk(&call, &q[call.panel], l0b, &mut l0c[call.s]);
             }
         }
         let mut keys = Rows::NONE;
@@ -182,6 +182,7 @@ impl<'a> Stages<'a> {
         let call = Qk {
             panel: 0,
             rows: ROWS,
+            d_qk: D_QK,
             keys: &keys,
             prefetch: &[],
             s: QK_TILE,
@@ -247,7 +248,7 @@ impl<'a> Stages<'a> {
                 let Self(Tiles { l0a, l0b, .. }, call, o) = self;
                 let p: [&L0a; PANELS] = from_fn(|panel| &l0a[panel]);
                 // All numbers are finite here: nothing is skipped.
-                let _ = kernel.pv::<D_V>(&call, &p[..call.rows / ROWS], l0b, o);
+                let _ = kernel.pv(&call, &p[..call.rows / ROWS], l0b, o);
             }
         }
         assert!((1..=PANELS).contains(&panels));
@@ -260,6 +261,7 @@ impl<'a> Stages<'a> {
             rows: panels * ROWS,
             planned_rows: panels * ROWS,
             keys: KEYS,
+            strips: D_V / STRIP,
             values: &values,
             precision: self.options.precision,
             first: before == Before::Overwrite,

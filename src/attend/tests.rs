@@ -59,18 +59,12 @@ impl<K: Kernel> Kernel for OtherPreload<K> {
         self.0.convert(row, out);
     }
 
-    fn pack_q<const D_QK: usize>(
-        self,
-        rows: &[&[bf16]],
-        negate: bool,
-        fused: bool,
-        panel: &mut QPanel,
-    ) {
-        self.0.pack_q::<D_QK>(rows, negate, fused, panel);
+    fn pack_q(self, d_qk: usize, rows: &[&[bf16]], negate: bool, fused: bool, panel: &mut QPanel) {
+        self.0.pack_q(d_qk, rows, negate, fused, panel);
     }
 
-    fn qk<const D_QK: usize>(self, call: &Qk<'_>, q: &QPanel, scratch: &mut L0b, s: &mut STile) {
-        self.0.qk::<D_QK>(call, q, scratch, s);
+    fn qk(self, call: &Qk<'_>, q: &QPanel, scratch: &mut L0b, s: &mut STile) {
+        self.0.qk(call, q, scratch, s);
     }
 
     fn softmax(self, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
@@ -81,20 +75,14 @@ impl<K: Kernel> Kernel for OtherPreload<K> {
         self.0.prob(p, precision, k, r)
     }
 
-    fn pv<const D_V: usize>(
-        self,
-        call: &Pv<'_>,
-        p: &[&L0a],
-        scratch: &mut L0b,
-        o: &mut [ORow],
-    ) -> Skipped {
-        self.0.pv::<D_V>(call, p, scratch, o)
+    fn pv(self, call: &Pv<'_>, p: &[&L0a], scratch: &mut L0b, o: &mut [ORow]) -> Skipped {
+        self.0.pv(call, p, scratch, o)
     }
 
-    fn fused<const D_QK: usize, const D_V: usize>(
+    fn fused(
         self,
         call: &Softmax<'_>,
-        block: &FusedBlock<'_, D_QK, D_V>,
+        block: &FusedBlock<'_>,
         from: usize,
         p: &mut L0a,
         state: &mut RowState,
@@ -179,7 +167,7 @@ impl Drive<'_> {
             earlier: None,
             write: None,
         };
-        attend::<K, D_QK, D_V>(kernel, task);
+        attend(kernel, task);
         let partial = Partial::view(&mut memory, D_V);
         let mut numbers = [&partial.exponent[..rows], &partial.sum[..rows]].concat();
         for panel in 0..group.panels() {

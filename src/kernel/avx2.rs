@@ -22,7 +22,7 @@ use super::{
 use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
-use crate::tile::{L0a, L0b, ORow, QPanel, RowState, STRIP, STile};
+use crate::tile::{L0a, L0b, ORow, QPanel, RowState, STile};
 
 const LANES: usize = 8;
 

@@ -20,7 +20,7 @@ use super::{Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, prefetch, simd,
 use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
-use crate::tile::{L0a, L0b, ORow, QPanel, RowState, STRIP, STile};
+use crate::tile::{L0a, L0b, ORow, QPanel, RowState, STile};
 
 backend! {
     Zmm, cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"));

@@ -5,6 +5,7 @@ use core::slice::IterMut;
 
 use half::bf16;
 
+use super::memory::{FUSED_KEYS, ThinRows};
 use crate::bits::Increment;
 use crate::problem::{Precision, Rescale};
 #[cfg(doc)]
@@ -71,6 +72,8 @@ pub struct Qk<'a> {
     pub panel: usize,
     /// Rows of the panel.
     pub rows: usize,
+    /// Width of keys and queries.
+    pub d_qk: usize,
     /// Keys of the block.
     pub keys: &'a Rows<'a>,
     /// Rows to prefetch.
@@ -122,6 +125,8 @@ pub struct Pv<'a> {
     pub planned_rows: usize,
     /// Keys of the block.
     pub keys: usize,
+    /// Strips of values, and of O.
+    pub strips: usize,
     /// Values of the block.
     pub values: &'a Rows<'a>,
     /// Whether P's low part is added.
@@ -138,16 +143,10 @@ impl Pv<'_> {
         PANEL_ROWS.min(self.rows - panel * PANEL_ROWS)
     }
 
-    /// The rows of strip `strip` of a panel's O, of `strips`, and what room it has behind them.
-    pub fn strip<'o>(
-        &self,
-        panel: usize,
-        strip: usize,
-        strips: usize,
-        o: &'o mut [ORow],
-    ) -> &'o mut [ORow] {
+    /// The rows of strip `strip` of a panel's O, and what room it has behind them.
+    pub fn strip<'o>(&self, panel: usize, strip: usize, o: &'o mut [ORow]) -> &'o mut [ORow] {
         let len = strip_rows(self.panel_rows(panel), self.planned_rows);
-        &mut o[panel * strips * PANEL_ROWS + strip * len..][..len]
+        &mut o[panel * self.strips * PANEL_ROWS + strip * len..][..len]
     }
 }
 
@@ -215,23 +214,21 @@ impl Skipped {
 
 /// [`Kernel::fused`](super::Kernel::fused) takes a multiple of this many keys at once. Keys behind a block's last don't count.
 pub const FUSED_MULTIPLE: usize = 16;
-/// Rows that [`Kernel::fused`](super::Kernel::fused) is given: a block's, and all that it may compute on or prefetch beyond.
-pub const FUSED_KEYS: usize = BLOCK_KEYS + 104;
 
 /// The operands of [`Kernel::fused`](super::Kernel::fused).
 #[allow(dead_code, reason = "for backends that not every build has")]
-pub struct FusedBlock<'a, const D_QK: usize, const D_V: usize> {
+pub struct FusedBlock<'a> {
     /// The queries, as [`Kernel::pack_q`](super::Kernel::pack_q) packs them for it.
     pub q: &'a QPanel,
     /// A block's keys, and others.
-    pub keys: &'a [&'a [bf16; D_QK]; FUSED_KEYS],
+    pub keys: ThinRows<'a>,
     /// Rows to prefetch some keys before their use: the keys and those behind them, or others in their
     /// place. These may be anywhere.
     pub prefetch: &'a [*const bf16; FUSED_KEYS],
     /// Its values, and copies of the last up to a [multiple](FUSED_MULTIPLE): one that isn't finite
     /// there would show. It may be `keys` itself, where values are the heads of keys and there are
     /// whole multiples of them.
-    pub values: &'a [&'a [bf16; D_V]; FUSED_KEYS],
+    pub values: ThinRows<'a>,
 }
 
 /// Where [`Kernel::fused`](super::Kernel::fused) stopped.

@@ -1,11 +1,13 @@
 //! Views of memory as other types: of the workspace, and of references to rows.
 #![allow(unsafe_code, reason = "a marker trait, and views of memory as other types")]
 
+use core::marker::PhantomData;
+
 use half::bf16;
 
 use super::scalar;
 use crate::error::{Argument, Error};
-use crate::tile::{QPanel, RowTile, STRIP, Workspace};
+use crate::tile::{BLOCK_KEYS, MAX_D_QK, QPanel, RowTile, STRIP, Workspace};
 
 /// Panels as rows of BF16, if they have room for a block of them.
 pub fn row_tile(panels: &mut [QPanel]) -> Option<&mut RowTile> {
@@ -19,25 +21,108 @@ pub fn row_tile(panels: &mut [QPanel]) -> Option<&mut RowTile> {
     Some(unsafe { &mut *panels.as_mut_ptr().cast() })
 }
 
-/// The addresses of rows.
-pub fn pointers<'a, const D: usize, const N: usize>(
-    rows: &'a [&[bf16; D]; N],
-) -> &'a [*const bf16; N] {
-    // SAFETY: a reference to an array is laid out as a pointer to what it begins with, and is valid as one; both
-    // arrays have as many elements.
-    unsafe { &*core::ptr::from_ref(rows).cast() }
+/// Rows that [`Kernel::fused`](super::Kernel::fused) is given: a block's, and all that it may compute on or prefetch beyond.
+pub const FUSED_KEYS: usize = BLOCK_KEYS + 104;
+
+/// Rows of the fused kernels' lists, anywhere in memory, as thin references: each is valid for reads of as many elements.
+#[derive(Clone, Copy)]
+pub struct ThinRows<'a> {
+    rows: &'a [*const bf16; FUSED_KEYS],
+    width: usize,
 }
 
-/// The heads of rows, if they are long enough.
-pub fn heads<'a, 'b, const D: usize, const HEAD: usize, const N: usize>(
-    rows: &'a [&'b [bf16; D]; N],
-) -> Option<&'a [&'b [bf16; HEAD]; N]> {
-    if HEAD > D {
-        return None;
+impl<'a> ThinRows<'a> {
+    /// The addresses.
+    pub const fn pointers(self) -> &'a [*const bf16; FUSED_KEYS] {
+        self.rows
     }
-    // SAFETY: references to arrays are laid out alike; each of these is valid for the first HEAD of its D elements too;
-    // both arrays of references have as many.
-    Some(unsafe { &*core::ptr::from_ref(rows).cast() })
+
+    /// Elements of each.
+    pub const fn width(self) -> usize {
+        self.width
+    }
+
+    /// The heads of the rows, if they are long enough.
+    pub fn heads(self, width: usize) -> Option<Self> {
+        (width <= self.width).then_some(Self { width, ..self })
+    }
+}
+
+/// A list of such rows, to be filled.
+pub struct RowList<'a> {
+    rows: [*const bf16; FUSED_KEYS],
+    width: usize,
+    /// Rows that are listed; behind them are copies of the last, or of `ZEROS`.
+    len: usize,
+    memory: PhantomData<&'a [bf16]>,
+}
+
+impl<'a> RowList<'a> {
+    /// No rows of `width` elements.
+    pub fn new(width: usize) -> Self {
+        static ZEROS: [bf16; MAX_D_QK] = [bf16::ZERO; _];
+        assert!(width <= ZEROS.len());
+        Self {
+            rows: [ZEROS.as_ptr(); _],
+            width,
+            len: 0,
+            memory: PhantomData,
+        }
+    }
+
+    /// Rows that are listed.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Appends heads of rows, as many as there is room for.
+    #[inline(always)]
+    pub fn extend(&mut self, rows: impl Iterator<Item = &'a [bf16]>) {
+        let mut to = self.rows[self.len..].iter_mut();
+        // In this order: `to` isn't advanced where there is no row.
+        for (row, to) in rows.zip(to.by_ref()) {
+            *to = row[..self.width].as_ptr();
+        }
+        self.len = FUSED_KEYS - to.len();
+    }
+
+    /// Appends the head of a row, if there is room.
+    #[inline(always)]
+    pub fn push(&mut self, row: &'a [bf16]) {
+        if let Some(to) = self.rows.get_mut(self.len) {
+            *to = row[..self.width].as_ptr();
+            self.len += 1;
+        }
+    }
+
+    /// Appends heads of another list's first `n` rows, and copies of the last.
+    pub fn extend_from(&mut self, other: &Self, n: usize) {
+        assert!(self.len == 0 && self.width <= other.width && n <= other.len);
+        self.rows[..n].copy_from_slice(&other.rows[..n]);
+        self.len = n;
+        self.repeat_last();
+    }
+
+    /// Puts copies of the last row behind the rows.
+    pub fn repeat_last(&mut self) {
+        if let Some(&last) = self.rows[..self.len].last() {
+            self.rows[self.len..].fill(last);
+        }
+    }
+
+    /// Drops the first `n` rows.
+    pub fn advance(&mut self, n: usize) {
+        self.rows.copy_within(n.., 0);
+        self.len = self.len.saturating_sub(n);
+    }
+
+    /// The rows.
+    pub fn rows(&self) -> ThinRows<'_> {
+        ThinRows {
+            rows: &self.rows,
+            width: self.width,
+        }
+    }
 }
 
 /// [`scalar::finite`] of a strip.

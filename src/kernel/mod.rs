@@ -90,11 +90,11 @@ mod zmm;
 
 pub use backend::{Backend, BackendId, Visitor};
 pub use call::{
-    C2, Columns, Epilogue, FUSED_KEYS, FUSED_MULTIPLE, FusedBlock, FusedEnd, Mask, Pv, Qk, Rows,
-    Skipped, Softmax, Stages, Strips, V1, strip_rows,
+    C2, Columns, Epilogue, FUSED_MULTIPLE, FusedBlock, FusedEnd, Mask, Pv, Qk, Rows, Skipped,
+    Softmax, Stages, Strips, V1, strip_rows,
 };
 use half::bf16;
-pub use memory::{heads, pointers, row_tile, strip_is_finite};
+pub use memory::{FUSED_KEYS, RowList, row_tile, strip_is_finite};
 
 use crate::bits::Increment;
 use crate::format::Row;
@@ -120,20 +120,14 @@ pub trait Kernel: Copy {
     /// Writes the first columns of a stored row, rounded to BF16.
     fn convert(self, row: &Row<'_>, out: &mut [bf16]);
 
-    /// Packs up to [`PANEL_ROWS`] query rows of `D_QK` elements into a panel, with signs flipped if
+    /// Packs up to [`PANEL_ROWS`] query rows of `d_qk` elements into a panel, with signs flipped if
     /// `negate`, and zero rows behind them as far as C1 reads: for [`fused`](Self::fused) or
     /// [`qk`](Self::qk).
-    fn pack_q<const D_QK: usize>(
-        self,
-        rows: &[&[bf16]],
-        negate: bool,
-        fused: bool,
-        panel: &mut QPanel,
-    );
+    fn pack_q(self, d_qk: usize, rows: &[&[bf16]], negate: bool, fused: bool, panel: &mut QPanel);
 
     /// C1: the scores of the block's keys for the panel's rows. Lanes of rows beyond are
     /// unspecified.
-    fn qk<const D_QK: usize>(self, call: &Qk<'_>, q: &QPanel, scratch: &mut L0b, s: &mut STile);
+    fn qk(self, call: &Qk<'_>, q: &QPanel, scratch: &mut L0b, s: &mut STile);
 
     /// V1: P, the running state and the increments of one block.
     fn softmax(self, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState);
@@ -146,24 +140,13 @@ pub trait Kernel: Copy {
     /// C2 of all panels: rescales the rows of O whose reference moved by integer addition, tile by tile,
     /// and adds `P V`.
     ///
-    /// `p` has each panel's P. `o` has `D_V / 64` strips of [`strip_rows`] rows for each panel, panel by
+    /// `p` has each panel's P. `o` has the call's strips, of [`strip_rows`] rows for each panel, panel by
     /// panel [`PANEL_ROWS`] rows a strip apart.
-    fn pv<const D_V: usize>(
-        self,
-        call: &Pv<'_>,
-        p: &[&L0a],
-        scratch: &mut L0b,
-        o: &mut [ORow],
-    ) -> Skipped;
+    fn pv(self, call: &Pv<'_>, p: &[&L0a], scratch: &mut L0b, o: &mut [ORow]) -> Skipped;
 
     /// The stages of one cycle. A core with a matrix unit beside its vector unit can overlap them
     /// where [`PRELOAD`](Self::PRELOAD) is 2.
-    fn cycle<const D_QK: usize, const D_V: usize>(
-        self,
-        stages: &Stages<'_>,
-        tiles: &mut Tiles,
-        o: &mut [ORow],
-    ) -> Skipped {
+    fn cycle(self, stages: &Stages<'_>, tiles: &mut Tiles, o: &mut [ORow]) -> Skipped {
         let Tiles {
             q,
             l0a,
@@ -172,7 +155,7 @@ pub trait Kernel: Copy {
             ub,
         } = tiles;
         if let Some(c1) = &stages.c1 {
-            self.qk::<D_QK>(c1, &q[c1.panel], l0b, &mut l0c[c1.s]);
+            self.qk(c1, &q[c1.panel], l0b, &mut l0c[c1.s]);
         }
         if let Some(v1) = &stages.v1 {
             self.softmax(&v1.call, &l0c[v1.s], &mut l0a[v1.p], &mut ub[v1.panel]);
@@ -184,15 +167,15 @@ pub trait Kernel: Copy {
         for (to, &p) in p.iter_mut().zip(c2.p) {
             *to = &l0a[p];
         }
-        self.pv::<D_V>(&c2.call, &p[..c2.p.len()], l0b, o)
+        self.pv(&c2.call, &p[..c2.p.len()], l0b, o)
     }
 
     /// C1, V1 and C2 of up to [`FUSED_ROWS`](Self::FUSED_ROWS) rows over the keys of a block from `from`
     /// on, a few at a time. O has the columns in the backend's own order.
-    fn fused<const D_QK: usize, const D_V: usize>(
+    fn fused(
         self,
         call: &Softmax<'_>,
-        _block: &FusedBlock<'_, D_QK, D_V>,
+        _block: &FusedBlock<'_>,
         from: usize,
         _p: &mut L0a,
         _state: &mut RowState,

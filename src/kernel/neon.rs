@@ -19,7 +19,7 @@ use super::{Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, prefetch, scala
 use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
-use crate::tile::{L0a, L0b, ORow, QPanel, RowState, STRIP, STile};
+use crate::tile::{L0a, L0b, ORow, QPanel, RowState, STile};
 
 backend! {
     Neon, target_feature(enable = "neon");

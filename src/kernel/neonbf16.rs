@@ -98,20 +98,14 @@ impl Kernel for NeonBf16 {
         scalar::convert_row(self, row, out);
     }
 
-    fn pack_q<const D_QK: usize>(
-        self,
-        rows: &[&[bf16]],
-        negate: bool,
-        _fused: bool,
-        panel: &mut QPanel,
-    ) {
-        pack_q::<D_QK>(rows, negate, panel);
+    fn pack_q(self, d_qk: usize, rows: &[&[bf16]], negate: bool, _fused: bool, panel: &mut QPanel) {
+        pack_q(d_qk, rows, negate, panel);
     }
 
-    fn qk<const D_QK: usize>(self, call: &Qk<'_>, q: &QPanel, scratch: &mut L0b, s: &mut STile) {
+    fn qk(self, call: &Qk<'_>, q: &QPanel, scratch: &mut L0b, s: &mut STile) {
         let q: &[Step; MAX_D_QK / 4] = bytemuck::cast_ref(&q.0);
         // SAFETY: the token proves the features.
-        unsafe { qk(self.simd, call, &q[..D_QK / 4], &mut scratch[0], s) }
+        unsafe { qk(self.simd, call, &q[..call.d_qk / 4], &mut scratch[0], s) }
     }
 
     fn softmax(self, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
@@ -125,15 +119,9 @@ impl Kernel for NeonBf16 {
         })
     }
 
-    fn pv<const D_V: usize>(
-        self,
-        call: &Pv<'_>,
-        p: &[&L0a],
-        scratch: &mut L0b,
-        o: &mut [ORow],
-    ) -> Skipped {
+    fn pv(self, call: &Pv<'_>, p: &[&L0a], scratch: &mut L0b, o: &mut [ORow]) -> Skipped {
         // SAFETY: the token proves the features.
-        unsafe { pv(self.simd, call, D_V / STRIP, p, scratch, o) }
+        unsafe { pv(self.simd, call, p, scratch, o) }
     }
 
     fn epilogue(
@@ -160,12 +148,12 @@ impl Kernel for NeonBf16 {
 const PREFETCHING_ROWS: usize = 16;
 
 /// Query rows as quads.
-fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
+fn pack_q(d_qk: usize, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
     let sign = if negate { 0x8000_8000 } else { 0 };
     let panel: &mut [[[u32; 2]; PANEL_ROWS]; MAX_D_QK / 4] = bytemuck::cast_mut(&mut panel.0);
-    let panel = &mut panel[..D_QK / 4];
+    let panel = &mut panel[..d_qk / 4];
     for (r, row) in rows.iter().enumerate() {
-        for (&[a, b, c, d], out) in row[..D_QK].as_chunks().0.iter().zip(&mut *panel) {
+        for (&[a, b, c, d], out) in row[..d_qk].as_chunks().0.iter().zip(&mut *panel) {
             out[r] = [[a, b], [c, d]].map(|pair| scalar::join(pair) ^ sign);
         }
     }
@@ -332,26 +320,19 @@ impl RoundPairs<Neon> for NeonBf16 {
 
 /// C2: strip by strip, all rows of all panels over one strip of V.
 #[target_feature(enable = "neon,bf16")]
-fn pv(
-    simd: Neon,
-    call: &Pv<'_>,
-    strips: usize,
-    p: &[&L0a],
-    scratch: &mut L0b,
-    o: &mut [ORow],
-) -> Skipped {
+fn pv(simd: Neon, call: &Pv<'_>, p: &[&L0a], scratch: &mut L0b, o: &mut [ORow]) -> Skipped {
     let steps = call.keys.div_ceil(4);
     let memory: &mut [Step] = bytemuck::cast_slice_mut(scratch[0].0.as_flattened_mut());
     let v = &mut memory[..steps];
-    let prefetch = &mut Spread::of(call.prefetch, steps * strips);
+    let prefetch = &mut Spread::of(call.prefetch, steps * call.strips);
     let mut skipped = Skipped::NONE;
-    for strip in 0..strips {
+    for strip in 0..call.strips {
         if !pack_v(simd, call.values.as_slice(), strip * STRIP, prefetch, v) {
             skipped.all |= 1 << strip;
             continue;
         }
         for (panel, p) in p.iter().enumerate() {
-            let o = &mut call.strip(panel, strip, strips, o)[..call.panel_rows(panel)];
+            let o = &mut call.strip(panel, strip, o)[..call.panel_rows(panel)];
             if !call.first {
                 simd::rescale_rows(simd, o, &p.increment, 0..STRIP / LANES);
             }

@@ -16,7 +16,7 @@ use super::{Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, prefetch, scala
 use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
-use crate::tile::{L0a, L0b, ORow, QPanel, RowState, STRIP, STile};
+use crate::tile::{L0a, L0b, ORow, QPanel, RowState, STile};
 
 const LANES: usize = 8;
 

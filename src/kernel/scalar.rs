@@ -20,19 +20,14 @@ pub fn convert_row<S>(_simd: S, row: &Row<'_>, out: &mut [bf16]) {
 
 /// Packs query rows into a panel: [`super::Kernel::pack_q`].
 #[inline(always)]
-pub fn pack_q<const D_QK: usize>(
-    _simd: impl Copy,
-    rows: &[&[bf16]],
-    negate: bool,
-    panel: &mut QPanel,
-) {
+pub fn pack_q(_simd: impl Copy, d_qk: usize, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
     let sign = if negate { 0x8000_8000 } else { 0 };
     for (r, row) in rows.iter().enumerate() {
-        for (pair, out) in row[..D_QK].as_chunks().0.iter().zip(&mut panel.0) {
+        for (pair, out) in row[..d_qk].as_chunks().0.iter().zip(&mut panel.0) {
             out[r] = join(*pair) ^ sign;
         }
     }
-    for out in &mut panel.0[..D_QK / 2] {
+    for out in &mut panel.0[..d_qk / 2] {
         out[rows.len()..].fill(0);
     }
 }

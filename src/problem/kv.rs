@@ -221,22 +221,23 @@ impl<'a> Problem<'a> {
 
     /// The longest contiguous run of `keys` from the first on, as rows of `D` elements: all of
     /// them, or those of a page. `None` where rows aren't contiguous, or pages are small.
-    pub(crate) fn contiguous_keys<const D: usize>(
+    pub(crate) fn contiguous_keys(
         &self,
         b: usize,
         head: usize,
         keys: &Range<usize>,
-    ) -> Option<&'a [[bf16; D]]> {
+    ) -> Option<&'a [bf16]> {
         let [over_outer, over_token, over_head] = self.kv.strides;
         let Data::Bf16(data) = self.kv.data else {
             return None;
         };
-        if over_token != D {
+        let width = self.shape.d_qk;
+        if over_token != width {
             return None;
         }
         let ([outer, token], run) = self.run(b, keys)?;
         let first = outer * over_outer + token * over_token + head * over_head;
-        data[first..].as_chunks().0.get(..run)
+        data.get(first..)?.get(..run * width)
     }
 
     /// The indices of the first key, and the number of keys from it on at the stride of tokens: all

@@ -55,19 +55,13 @@ impl Kernel for Amx {
         }
     }
 
-    fn pack_q<const D_QK: usize>(
-        self,
-        rows: &[&[bf16]],
-        negate: bool,
-        _fused: bool,
-        panel: &mut QPanel,
-    ) {
+    fn pack_q(self, d_qk: usize, rows: &[&[bf16]], negate: bool, _fused: bool, panel: &mut QPanel) {
         // SAFETY: the token proves the features.
-        unsafe { zmm::transpose_q::<true>(self.zmm, D_QK, rows, negate, panel) }
+        unsafe { zmm::transpose_q::<true>(self.zmm, d_qk, rows, negate, panel) }
     }
 
-    fn qk<const D_QK: usize>(self, call: &Qk<'_>, q: &QPanel, scratch: &mut L0b, s: &mut STile) {
-        qk::qk(self, call, &q.0[..D_QK / 2], scratch, s);
+    fn qk(self, call: &Qk<'_>, q: &QPanel, scratch: &mut L0b, s: &mut STile) {
+        qk::qk(self, call, &q.0[..call.d_qk / 2], scratch, s);
     }
 
     fn prob(self, p: &L0a, precision: Precision, k: usize, r: usize) -> f32 {
@@ -77,20 +71,13 @@ impl Kernel for Amx {
         })
     }
 
-    fn pv<const D_V: usize>(
-        self,
-        call: &Pv<'_>,
-        p: &[&L0a],
-        scratch: &mut L0b,
-        o: &mut [ORow],
-    ) -> Skipped {
-        let strips = D_V / STRIP;
+    fn pv(self, call: &Pv<'_>, p: &[&L0a], scratch: &mut L0b, o: &mut [ORow]) -> Skipped {
         // SAFETY: the token proves the features.
         unsafe {
             if call.planned_rows <= skinny::ROWS {
-                skinny::pv(self, call, strips, p[0], scratch, o)
+                skinny::pv(self, call, p[0], scratch, o)
             } else {
-                pv::pv(self, call, strips, p, scratch, o)
+                pv::pv(self, call, p, scratch, o)
             }
         }
     }

@@ -45,27 +45,20 @@ pub fn transpose_p(p: &mut PTile, row_tiles: usize, keys: usize) {
 /// [`Kernel::pv`].
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 #[inline(never)]
-pub fn pv(
-    kernel: Amx,
-    call: &Pv<'_>,
-    strips: usize,
-    p: &[&L0a],
-    memory: &mut L0b,
-    o: &mut [ORow],
-) -> Skipped {
+pub fn pv(kernel: Amx, call: &Pv<'_>, p: &[&L0a], memory: &mut L0b, o: &mut [ORow]) -> Skipped {
     let tiles = &Tiles::new(kernel);
     let memory: &mut [u32] = bytemuck::cast_slice_mut(memory[0].0.as_flattened_mut());
     let v: &mut [[u32; STRIP]] = memory.as_chunks_mut().0;
     let prefetch = &mut TileRows::of(call.prefetch);
     let mut skipped = Skipped::NONE;
-    for strip in 0..strips {
+    for strip in 0..call.strips {
         if !pack_strip(call.values.as_slice(), STRIP * strip, v) {
             skipped.all |= 1 << strip;
             continue;
         }
         for (panel, p) in p.iter().enumerate() {
             let c2 = PanelPv::of(kernel, tiles, call, panel, p);
-            let o = call.strip(panel, strip, strips, o);
+            let o = call.strip(panel, strip, o);
             c2.strip(v, prefetch, o);
             c2.add_residuals(|key| packed_value(v, key), 0..call.keys, o);
         }

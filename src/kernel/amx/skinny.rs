@@ -48,7 +48,6 @@ fn copy(values: &[&[bf16]], strip: usize, copies: &mut Copies) {
 pub fn pv(
     kernel: Amx,
     call: &Pv<'_>,
-    strips: usize,
     p: &L0a,
     [spread_p, copies]: &mut L0b,
     o: &mut [ORow],
@@ -79,13 +78,13 @@ pub fn pv(
         for (i, in_place) in in_place.iter_mut().enumerate().take(steps) {
             let keys = step_keys(i);
             if keys.len() == DEPTH {
-                *in_place = strided(&values[keys], strips * STRIP);
+                *in_place = strided(&values[keys], call.strips * STRIP);
             }
         }
         // Of the strip that is multiplied, and of the one before, which vectors take meanwhile.
         let mut sums: [[Square; 4]; 2] = [[[[0; _]; _]; _]; _];
-        for strip in 0..=strips {
-            if strip < strips {
+        for strip in 0..=call.strips {
+            if strip < call.strips {
                 let mut operands = [Strided::NOTHING; STEPS];
                 for (i, copies) in copies.iter_mut().enumerate().take(steps) {
                     operands[i] = match in_place[i] {
@@ -119,7 +118,7 @@ pub fn pv(
             };
             let (sums, o): (&[[[f32; SIDE]; SIDE]; 4], _) = (
                 bytemuck::cast_ref(&sums[strip % 2]),
-                call.strip(0, strip, strips, o),
+                call.strip(0, strip, o),
             );
             if !finite(kernel.zmm, sums, call.rows) {
                 let skipped = if first == 0 {

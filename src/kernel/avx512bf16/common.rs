@@ -3,10 +3,8 @@
 pub use half::bf16;
 
 pub use crate::kernel::arch::*;
-pub use crate::kernel::call::{
-    Columns, FUSED_KEYS, FusedEnd, Pv, Qk, Rows, Skipped, Softmax, Strips,
-};
-pub use crate::kernel::memory::strip_is_finite;
+pub use crate::kernel::call::{Columns, FusedEnd, Pv, Qk, Skipped, Softmax, Strips};
+pub use crate::kernel::memory::{FUSED_KEYS, strip_is_finite};
 pub use crate::kernel::prefetch::{Core, Hint, LINE};
 pub use crate::kernel::simd::Simd;
 pub use crate::kernel::zmm::dots::{Dots, as_pairs, from_pairs, load_pairs};

@@ -61,31 +61,25 @@ impl Kernel for Avx512Bf16 {
         }
     }
 
-    fn pack_q<const D_QK: usize>(
-        self,
-        rows: &[&[bf16]],
-        negate: bool,
-        fused: bool,
-        panel: &mut QPanel,
-    ) {
+    fn pack_q(self, d_qk: usize, rows: &[&[bf16]], negate: bool, fused: bool, panel: &mut QPanel) {
         // SAFETY: the token proves the features.
         unsafe {
             match rows.len() {
                 len if fused && rows_in_lanes(self, len) => {
-                    fused_lanes::pack_q(D_QK, rows, negate, panel);
+                    fused_lanes::pack_q(d_qk, rows, negate, panel);
                 }
-                ..=skinny::C1_ROWS => skinny::pack_q::<D_QK>(rows, negate, panel),
-                _ => zmm::pack_q::<D_QK>(self.zmm, rows, negate, panel),
+                ..=skinny::C1_ROWS => skinny::pack_q(d_qk, rows, negate, panel),
+                _ => zmm::pack_q(self.zmm, d_qk, rows, negate, panel),
             }
         }
     }
 
-    fn qk<const D_QK: usize>(self, call: &Qk<'_>, q: &QPanel, _scratch: &mut L0b, s: &mut STile) {
-        let panel = &q.0[..D_QK / 2];
+    fn qk(self, call: &Qk<'_>, q: &QPanel, _scratch: &mut L0b, s: &mut STile) {
+        let panel = &q.0[..call.d_qk / 2];
         // SAFETY: the token proves the features.
         unsafe {
             match call.rows {
-                0..=skinny::C1_ROWS => skinny::qk::<D_QK>(self, call, q, s),
+                0..=skinny::C1_ROWS => skinny::qk(self, call, q, s),
                 29..=32 if self.two_dots() => qk::qk::<12, 2, 6>(self.zmm, call, panel, s),
                 29..=32 => qk::qk::<12, 2, 4>(self.zmm, call, panel, s),
                 33..=48 => qk::qk::<8, 3, 4>(self.zmm, call, panel, s),
@@ -99,28 +93,22 @@ impl Kernel for Avx512Bf16 {
         prob_of(p, precision, k, r, |tile| p::pair_of(tile, k / 2, r))
     }
 
-    fn pv<const D_V: usize>(
-        self,
-        call: &Pv<'_>,
-        p: &[&L0a],
-        scratch: &mut L0b,
-        o: &mut [ORow],
-    ) -> Skipped {
+    fn pv(self, call: &Pv<'_>, p: &[&L0a], scratch: &mut L0b, o: &mut [ORow]) -> Skipped {
         // SAFETY: the token proves the features.
         let all = unsafe {
             if call.rows <= skinny::C2_ROWS {
-                skinny::pv::<D_V>(self, call, p[0], o)
+                skinny::pv(self, call, p[0], o)
             } else {
-                pv::pv::<D_V>(self.zmm, call, p, scratch, o)
+                pv::pv(self.zmm, call, p, scratch, o)
             }
         };
         Skipped { all, tail: 0 }
     }
 
-    fn fused<const D_QK: usize, const D_V: usize>(
+    fn fused(
         self,
         call: &Softmax<'_>,
-        block: &FusedBlock<'_, D_QK, D_V>,
+        block: &FusedBlock<'_>,
         from: usize,
         p: &mut L0a,
         state: &mut RowState,
@@ -128,7 +116,7 @@ impl Kernel for Avx512Bf16 {
     ) -> FusedEnd {
         // SAFETY: the token proves the features.
         unsafe {
-            if const { is_mla(D_QK, D_V) } {
+            if is_mla(block.keys.width(), block.values.width()) {
                 let block = &Block::<true>::of(block);
                 fused_block(self, call, block, from, p, state, o)
             } else {

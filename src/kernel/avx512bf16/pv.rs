@@ -32,30 +32,23 @@ type Acc<const ROWS: usize> = [[__m512; VECTORS]; ROWS];
 
 /// [`Kernel::pv`]. Returns the strips that it skipped.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub fn pv<const D_V: usize>(
-    zmm: Zmm,
-    call: &Pv<'_>,
-    p: &[&L0a],
-    memory: &mut L0b,
-    o: &mut [ORow],
-) -> Strips {
-    let strips = D_V / STRIP;
-    let rows = padded::<D_V>(call.values);
+pub fn pv(zmm: Zmm, call: &Pv<'_>, p: &[&L0a], memory: &mut L0b, o: &mut [ORow]) -> Strips {
+    let rows = padded(call);
     let pairs = call.keys.div_ceil(2);
     let memory: &mut [u32] = bytemuck::cast_slice_mut(memory[0].0.as_flattened_mut());
     let v: &mut [[u32; STRIP]] = &mut memory.as_chunks_mut().0[..pairs];
     let mut skipped = 0;
-    for strip in 0..strips {
+    for strip in 0..call.strips {
         let unpacked = Unpacked {
             rows: &rows.as_chunks().0[..pairs],
             column: strip * STRIP,
         };
         for (panel, p) in p.iter().enumerate() {
             let tile = StripTile::of(zmm, call, p);
-            let o = &mut call.strip(panel, strip, strips, o)[..call.panel_rows(panel)];
+            let o = &mut call.strip(panel, strip, o)[..call.panel_rows(panel)];
             let mut done = 0;
             if panel == 0 {
-                if !tile.pack::<TILE_ROWS, D_V>(&unpacked, v, o) {
+                if !tile.pack::<TILE_ROWS>(&unpacked, v, o) {
                     skipped |= 1 << strip;
                     break;
                 }
@@ -67,12 +60,13 @@ pub fn pv<const D_V: usize>(
     skipped
 }
 
-/// Values, and zeros where a pair has no second key.
-pub fn padded<'v, const D_V: usize>(values: &Rows<'v>) -> [&'v [bf16; D_V]; BLOCK_KEYS] {
+/// Values, and zeros where a pair has no second key: each is valid for reads of all strips.
+pub fn padded(call: &Pv<'_>) -> [*const bf16; BLOCK_KEYS] {
     static ZEROS: [bf16; MAX_D_V] = [bf16::ZERO; _];
-    let mut rows: [&[bf16; D_V]; BLOCK_KEYS] = [&ZEROS.as_chunks().0[0]; _];
-    for (row, value) in rows.iter_mut().zip(values.as_slice()) {
-        *row = &value.as_chunks().0[0];
+    let d_v = call.strips * STRIP;
+    let mut rows = [ZEROS[..d_v].as_ptr(); BLOCK_KEYS];
+    for (row, value) in rows.iter_mut().zip(call.values.as_slice()) {
+        *row = value[..d_v].as_ptr();
     }
     rows
 }
@@ -134,9 +128,9 @@ impl<'a> StripTile<'a> {
     /// The first `ROWS` rows, which pack the strip into `v` on their way. If values in it aren't
     /// finite, O is left as it was and the result is `false`.
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-    fn pack<const ROWS: usize, const D_V: usize>(
+    fn pack<const ROWS: usize>(
         &self,
-        unpacked: &Unpacked<'_, D_V>,
+        unpacked: &Unpacked<'_>,
         v: &mut [[u32; STRIP]],
         o: &mut [ORow],
     ) -> bool {
@@ -271,13 +265,14 @@ const fn finite_pair(pair: u32) -> bool {
 }
 
 /// A strip of values in place, by pairs.
-struct Unpacked<'a, const D_V: usize> {
-    rows: &'a [[&'a [bf16; D_V]; 2]],
+struct Unpacked<'a> {
+    /// Each is valid for reads of the strip.
+    rows: &'a [[*const bf16; 2]],
     /// Where the strip begins.
     column: usize,
 }
 
-impl<const D_V: usize> Unpacked<'_, D_V> {
+impl Unpacked<'_> {
     /// [`accumulate`] of a panel's first rows, and `v` itself.
     #[inline]
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
@@ -287,15 +282,18 @@ impl<const D_V: usize> Unpacked<'_, D_V> {
         v: &mut [[u32; STRIP]],
         acc: &mut Acc<ROWS>,
     ) {
-        assert!(self.column + STRIP <= D_V);
         let [low, high] = zmm::interleave_indices();
         for ((p, v), [even, odd]) in p::blocks(p)[0].iter().zip(v).zip(self.rows) {
-            let even = &even[self.column..][..STRIP];
-            let odd = &odd[self.column..][..STRIP];
             let mut pairs = [as_pairs(low); VECTORS];
             for i in 0..VECTORS / 2 {
-                let even = load_row(&even[2 * LANES * i..]);
-                let odd = load_row(&odd[2 * LANES * i..]);
+                let column = self.column + 2 * LANES * i;
+                // SAFETY: both are valid for reads of the strip; no alignment needed.
+                let (even, odd) = unsafe {
+                    (
+                        _mm512_loadu_si512(even.add(column).cast()),
+                        _mm512_loadu_si512(odd.add(column).cast()),
+                    )
+                };
                 let first = _mm512_permutex2var_epi16(even, low, odd);
                 let second = _mm512_permutex2var_epi16(even, high, odd);
                 let v = v.as_chunks_mut().0;

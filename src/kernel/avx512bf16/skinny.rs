@@ -20,7 +20,7 @@ use super::common::*;
 use super::p;
 use super::pv::{TILE_ROWS, add_to, padded, rescale, tile_rows};
 use crate::kernel::prefetch::Spread;
-use crate::kernel::scalar;
+use crate::tile::MAX_D_QK;
 
 /// Up to this many rows C1 here beats that for panels, whose tiles take a load for every dot with one vector of
 /// rows, and idle lanes otherwise. With more Q leaves L1d.
@@ -35,11 +35,11 @@ const fn vectors(d_qk: usize) -> usize {
 
 /// Packs Q for C1 here: row-major, from the panel's start.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub fn pack_q<const D_QK: usize>(rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
+pub fn pack_q(d_qk: usize, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
     let sign = _mm512_set1_epi32(if negate { 0x8000_8000_u32 } else { 0 }.cast_signed());
     let out = panel.0.as_flattened_mut().as_chunks_mut().0;
-    for (row, out) in rows.iter().zip(out.chunks_mut(vectors(D_QK))) {
-        for (pairs, out) in row[..D_QK].chunks(2 * LANES).zip(out) {
+    for (row, out) in rows.iter().zip(out.chunks_mut(vectors(d_qk))) {
+        for (pairs, out) in row[..d_qk].chunks(2 * LANES).zip(out) {
             store_pairs(out, _mm512_xor_si512(load_row(pairs), sign));
         }
     }
@@ -50,20 +50,30 @@ const KEYS: usize = 4;
 
 /// C1 of up to [`C1_ROWS`] rows: all rows over a group of keys, then over the next.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub fn qk<const D_QK: usize>(kernel: Avx512Bf16, call: &Qk<'_>, q: &QPanel, s: &mut STile) {
+pub fn qk(kernel: Avx512Bf16, call: &Qk<'_>, q: &QPanel, s: &mut STile) {
+    if call.d_qk == MAX_D_QK {
+        qk_of_width::<true>(kernel, call, q, s);
+    } else {
+        qk_of_width::<false>(kernel, call, q, s);
+    }
+}
+
+/// The same of keys that are the widest, or aren't.
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+fn qk_of_width<const WIDEST: bool>(kernel: Avx512Bf16, call: &Qk<'_>, q: &QPanel, s: &mut STile) {
     let (keys, rows) = (call.keys.as_slice(), call.rows);
     let groups = keys.len().div_ceil(KEYS);
     // As many tiles as `KeyTile::next` makes of the rows.
     let tiles = ((rows + 1) / 4).max(1);
-    let mut prefetch = Spread::of(call.prefetch, groups * tiles * vectors(D_QK));
+    let mut prefetch = Spread::of(call.prefetch, groups * tiles * vectors(call.d_qk));
     let q = q.0.as_flattened();
     for (group, s) in s.0.as_chunks_mut().0[..groups].iter_mut().enumerate() {
         // A group at the end repeats its last key; nobody reads the copies.
         let keys = core::array::from_fn(|i| {
             let row = keys[(group * KEYS + i).min(keys.len() - 1)];
-            &row.as_chunks().0[0]
+            row[..call.d_qk].as_ptr()
         });
-        let tile = KeyTile::<D_QK> {
+        let tile = KeyTile::<WIDEST> {
             zmm: kernel.zmm,
             // Zen 4's L2 has more slots for lines on their way, and its L1d drops more.
             hint: if kernel.core == Core::Zen4 {
@@ -71,6 +81,7 @@ pub fn qk<const D_QK: usize>(kernel: Avx512Bf16, call: &Qk<'_>, q: &QPanel, s: &
             } else {
                 Hint::L1
             },
+            vectors: vectors(call.d_qk),
             keys,
         };
         let mut row = 0;
@@ -81,13 +92,24 @@ pub fn qk<const D_QK: usize>(kernel: Avx512Bf16, call: &Qk<'_>, q: &QPanel, s: &
 }
 
 /// A group of keys.
-struct KeyTile<'a, const D_QK: usize> {
+struct KeyTile<const WIDEST: bool> {
     zmm: Zmm,
     hint: Hint,
-    keys: [&'a [bf16; D_QK]; KEYS],
+    /// Vectors of each: a constant of the widest, whose tiles need the registers.
+    vectors: usize,
+    /// Each is valid for reads of as many.
+    keys: [*const bf16; KEYS],
 }
 
-impl<const D_QK: usize> KeyTile<'_, D_QK> {
+impl<const WIDEST: bool> KeyTile<WIDEST> {
+    const fn vectors(&self) -> usize {
+        if WIDEST {
+            vectors(MAX_D_QK)
+        } else {
+            self.vectors
+        }
+    }
+
     /// The next rows of `rows`: from `row` on, as many as one tile has. Returns their number.
     #[inline]
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
@@ -120,27 +142,25 @@ impl<const D_QK: usize> KeyTile<'_, D_QK> {
         prefetch: &mut Spread<'_>,
         s: &mut [[f32; PANEL_ROWS]; KEYS],
     ) -> usize {
-        let q = &q[row * D_QK / 2..][..ROWS * D_QK / 2];
-        let keys: [&[bf16; D_QK]; KEYS] = self.keys;
+        let pairs = self.vectors() * LANES;
+        let q = &q[row * pairs..][..ROWS * pairs];
+        let keys = self.keys;
         let mut acc = [[_mm512_setzero_ps(); ROWS]; KEYS];
-        for v in 0..vectors(D_QK) {
+        for v in 0..self.vectors() {
             prefetch.step(self.zmm, self.hint);
-            let mut pairs = [as_pairs(_mm512_setzero_si512()); ROWS];
+            let mut queries = [as_pairs(_mm512_setzero_si512()); ROWS];
             for r in 0..ROWS {
-                // SAFETY: q has the D_QK / 2 pairs of ROWS rows, by the slicing above, and v is one of
+                // SAFETY: q has the pairs of ROWS rows, by the slicing above, and v is one of
                 // the vectors that those of a row fill; no alignment needed.
-                pairs[r] = as_pairs(unsafe {
-                    _mm512_loadu_si512(q.as_ptr().add(r * D_QK / 2 + v * LANES).cast())
+                queries[r] = as_pairs(unsafe {
+                    _mm512_loadu_si512(q.as_ptr().add(r * pairs + v * LANES).cast())
                 });
             }
             for i in 0..KEYS {
-                // SAFETY: the key has D_QK elements, and v is one of the vectors they fill; no alignment
-                // needed.
-                let k = as_pairs(unsafe {
-                    _mm512_loadu_si512(keys[i].as_ptr().add(v * 2 * LANES).cast())
-                });
+                // SAFETY: the key is valid for reads of its vectors, and v is one of them; no alignment needed.
+                let k = as_pairs(unsafe { _mm512_loadu_si512(keys[i].add(v * 2 * LANES).cast()) });
                 for r in 0..ROWS {
-                    acc[i][r] = _mm512_dpbf16_ps(acc[i][r], pairs[r], k);
+                    acc[i][r] = _mm512_dpbf16_ps(acc[i][r], queries[r], k);
                 }
             }
         }
@@ -164,8 +184,8 @@ pub const VECTOR_PAIRS: usize = STRIP / VECTOR_PAIR;
 
 /// C2 of up to [`C2_ROWS`] rows: [`Kernel::pv`]. Returns the strips that it skipped.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub fn pv<const D_V: usize>(kernel: Avx512Bf16, call: &Pv<'_>, p: &L0a, o: &mut [ORow]) -> Strips {
-    let rows = padded::<D_V>(call.values);
+pub fn pv(kernel: Avx512Bf16, call: &Pv<'_>, p: &L0a, o: &mut [ORow]) -> Strips {
+    let rows = padded(call);
     let pairs = call.keys.div_ceil(2);
     let low = match call.precision {
         Precision::Bf16 => &[][..],
@@ -177,11 +197,12 @@ pub fn pv<const D_V: usize>(kernel: Avx512Bf16, call: &Pv<'_>, p: &L0a, o: &mut 
         low,
         weights: &p.weights,
         increment: (!call.first).then_some(&p.increment),
+        strips: call.strips,
         values: &rows.as_chunks().0[..pairs],
     };
     let mut skipped = 0;
-    for strip in 0..D_V / STRIP {
-        let o = call.strip(0, strip, D_V / STRIP, o);
+    for strip in 0..call.strips {
+        let o = call.strip(0, strip, o);
         // A V that isn't finite makes no row's O finite, since 0 times it is NaN: the first tile tells where to look.
         let mut row = c2.next(strip, 0, call.rows, o);
         if row == 0 {
@@ -199,19 +220,21 @@ pub fn pv<const D_V: usize>(kernel: Avx512Bf16, call: &Pv<'_>, p: &L0a, o: &mut 
 type Words = [u32; C2_ROWS];
 
 /// The operands of all tiles of C2.
-struct C2<'a, const D_V: usize> {
+struct C2<'a> {
     zmm: Zmm,
     high: &'a [Words],
     low: &'a [Words],
     weights: &'a [f32; PANEL_ROWS],
     increment: Option<&'a [i32; PANEL_ROWS]>,
-    values: &'a [[&'a [bf16; D_V]; 2]],
+    strips: usize,
+    /// Each is valid for reads of as many strips.
+    values: &'a [[*const bf16; 2]],
 }
 
 /// The accumulators of a tile: rows x vector pairs x 2.
 type Acc<const ROWS: usize> = [[[__m512; 2]; VECTOR_PAIRS]; ROWS];
 
-impl<const D_V: usize> C2<'_, D_V> {
+impl C2<'_> {
     /// The next of `rows` rows, from `row` on. Returns how many; if these are the first, 0 where values aren't finite and O
     /// was left as it was.
     #[inline]
@@ -253,9 +276,8 @@ impl<const D_V: usize> C2<'_, D_V> {
             }
         }
         if row == 0 && !finite(&acc) {
-            let values = self.values.as_flattened().iter().map(|&row| &row[..]);
-            let columns = strip * STRIP..(strip + 1) * STRIP;
-            if !scalar::finite(values, &columns) {
+            // SAFETY: values are valid for reads of all strips, of which this is one.
+            if !unsafe { strip_is_finite(self.values, strip) } {
                 return 0;
             }
         }
@@ -286,10 +308,10 @@ impl<const D_V: usize> C2<'_, D_V> {
         row: usize,
         mut acc: Acc<ROWS>,
     ) -> Acc<ROWS> {
-        assert!((strip + 1) * STRIP <= D_V && row + ROWS <= C2_ROWS);
+        assert!(strip < self.strips && row + ROWS <= C2_ROWS);
         for (p, pair) in p.iter().zip(self.values) {
-            // SAFETY: the values are references to D_V elements, and the strip is within these, asserted above.
-            let v = unsafe { interleaved(&pair.map(|row| row.as_ptr()), strip) };
+            // SAFETY: values are valid for reads of all strips, of which this is one, asserted above.
+            let v = unsafe { interleaved(pair, strip) };
             for r in 0..ROWS {
                 // SAFETY: row + ROWS <= C2_ROWS, asserted above.
                 let p = unsafe { *p.get_unchecked(row + r) };

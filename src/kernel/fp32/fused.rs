@@ -27,8 +27,7 @@ use crate::kernel::prefetch::LINE;
 use crate::kernel::simd::{Simd, even, lanes, lanes_mut, odd, rescale_rows, split};
 use crate::kernel::softmax_rows::{self, Bases, Scores, Unrounded, softmax_rows};
 use crate::kernel::{
-    FUSED_KEYS, FUSED_MULTIPLE, FusedBlock, FusedEnd, Skipped, Softmax, Strips, pointers,
-    strip_is_finite,
+    FUSED_KEYS, FUSED_MULTIPLE, FusedBlock, FusedEnd, Skipped, Softmax, Strips, strip_is_finite,
 };
 use crate::tile::{BLOCK_KEYS, L0a, MAX_D_QK, ORow, QPanel, RowState, STRIP};
 
@@ -89,41 +88,6 @@ pub fn pack_q<S: Simd>(simd: S, d_qk: usize, rows: &[&[bf16]], negate: bool, pan
     }
 }
 
-/// A block, whatever its widths.
-pub struct Block<'a> {
-    /// As [`pack_q`] packs it.
-    q: &'a [f32],
-    /// Each is valid for reads of `lines` lines.
-    keys: &'a [*const bf16; FUSED_KEYS],
-    /// Each is valid for reads of `strips` strips.
-    values: &'a [*const bf16; FUSED_KEYS],
-    /// Rows to prefetch. These may be anywhere.
-    prefetch: &'a [*const bf16; FUSED_KEYS],
-    /// Lines of a key.
-    lines: usize,
-    /// Strips of a value, and of O.
-    strips: usize,
-}
-
-impl<'a> Block<'a> {
-    /// That of `rows` rows.
-    pub fn of<const D_QK: usize, const D_V: usize>(
-        block: &FusedBlock<'a, D_QK, D_V>,
-        rows: usize,
-    ) -> Self {
-        const { assert!(D_QK.is_multiple_of(2 * LINE) && D_V.is_multiple_of(STRIP) && D_QK >= D_V) };
-        let q: &[f32] = bytemuck::cast_slice(block.q.0.as_flattened());
-        Self {
-            q: &q[..rows * D_QK],
-            keys: pointers(block.keys),
-            values: pointers(block.values),
-            prefetch: block.prefetch,
-            lines: D_QK / LINE,
-            strips: D_V / STRIP,
-        }
-    }
-}
-
 /// A step's keys.
 pub struct Step<'a> {
     /// Of Q and O.
@@ -166,7 +130,7 @@ pub struct Output<'a> {
 pub fn fused<T: Tiles>(
     tiles: T,
     call: &Softmax<'_>,
-    block: &Block<'_>,
+    block: &FusedBlock<'_>,
     from: usize,
     p: &mut L0a,
     state: &mut RowState,
@@ -174,28 +138,33 @@ pub fn fused<T: Tiles>(
 ) -> FusedEnd {
     const SHORT_ROWS: usize = 4;
     let rows = call.rows;
+    let (d_qk, d_v) = (block.keys.width(), block.values.width());
+    assert!(d_qk.is_multiple_of(2 * LINE) && d_v.is_multiple_of(STRIP) && d_qk >= d_v);
+    let (lines, strips) = (d_qk / LINE, d_v / STRIP);
+    let q: &[f32] = bytemuck::cast_slice(block.q.0.as_flattened());
+    let (keys, values) = (block.keys.pointers(), block.values.pointers());
     let at_once = if rows <= SHORT_ROWS { SHORT } else { LONG };
     let mut scores = Scores([[0.0; _]; _]);
     let mut bases = Bases::of(call, state);
     let into_l2 = tiles.prefetches_into_l2();
     let mut output = Output {
-        o: &mut o[..block.strips * rows],
+        o: &mut o[..strips * rows],
         skipped: 0,
     };
     for first in (from..call.keys).step_by(at_once) {
-        let keys = first..call.keys.min(first + at_once);
+        let range = first..call.keys.min(first + at_once);
         // Full groups: the scores of keys beyond count for nothing.
-        let padded = keys.len().next_multiple_of(GROUP);
+        let padded = range.len().next_multiple_of(GROUP);
         let prefetch = &block.prefetch[first + at_once + DISTANCE..][..padded];
         let step = Step {
             rows,
-            q: block.q,
-            lines: block.lines,
-            strips: block.strips,
-            rows_each: GROUP / 2 / block.strips,
+            q: &q[..rows * d_qk],
+            lines,
+            strips,
+            rows_each: GROUP / 2 / strips,
             into_l2,
-            keys: &block.keys[first..][..padded],
-            values: block.values[first..][..padded].as_chunks().0,
+            keys: &keys[first..][..padded],
+            values: values[first..][..padded].as_chunks().0,
             prefetch: prefetch.split_at(padded / 2).into(),
         };
         for (row, qk) in row_tiles(rows, T::QK) {
@@ -207,7 +176,7 @@ pub fn fused<T: Tiles>(
             tiles,
             &mut Unrounded,
             call,
-            keys.clone(),
+            range.clone(),
             vectors,
             &mut scores,
             &mut bases,
@@ -225,12 +194,12 @@ pub fn fused<T: Tiles>(
         }
         if output.skipped != 0 {
             for (r, probs) in scores.0.iter().enumerate().take(rows) {
-                for (k, &prob) in probs.iter().enumerate().take(keys.len()) {
+                for (k, &prob) in probs.iter().enumerate().take(range.len()) {
                     put_prob(p, k, r, prob);
                 }
             }
             return FusedEnd {
-                keys,
+                keys: range,
                 skipped: Skipped {
                     all: output.skipped,
                     tail: 0,

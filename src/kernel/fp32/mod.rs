@@ -43,16 +43,32 @@ macro_rules! backend {
                     $pack::convert_row(simd, row, out);
                 }
 
-                fn pack_q<const D_QK: usize>(simd, rows: &[&[bf16]], negate: bool, fused: bool, panel: &mut QPanel) {
+                fn pack_q(simd, d_qk: usize, rows: &[&[bf16]], negate: bool, fused: bool, panel: &mut QPanel) {
                     if fused {
-                        fp32::fused::pack_q(simd, D_QK, rows, negate, panel);
+                        fp32::fused::pack_q(simd, d_qk, rows, negate, panel);
                     } else {
-                        $pack::pack_q::<D_QK>(simd, rows, negate, panel);
+                        $pack::pack_q(simd, d_qk, rows, negate, panel);
                     }
                 }
 
                 fn softmax(simd, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
                     softmax::softmax(simd, softmax::StoreFp32, call, None, s, p, state, || ());
+                }
+
+                fn pv(simd, call: &Pv<'_>, p: &[&L0a], scratch: &mut L0b, o: &mut [ORow]) -> Skipped {
+                    fp32::panel::pv::<_, $columns>(simd, call, p, scratch, o)
+                }
+
+                fn fused(
+                    simd,
+                    call: &Softmax<'_>,
+                    block: &$crate::kernel::FusedBlock<'_>,
+                    from: usize,
+                    p: &mut L0a,
+                    state: &mut RowState,
+                    o: &mut [ORow],
+                ) -> $crate::kernel::FusedEnd {
+                    fp32::fused::fused(simd, call, block, from, p, state, o)
                 }
 
                 fn permute(simd, _fused: bool, o: &mut [ORow], to: Columns) {
@@ -78,13 +94,7 @@ macro_rules! backend {
                 }
             }
 
-            fn qk<const D_QK: usize>(
-                self,
-                call: &Qk<'_>,
-                q: &QPanel,
-                scratch: &mut L0b,
-                s: &mut STile,
-            ) {
+            fn qk(self, call: &Qk<'_>, q: &QPanel, scratch: &mut L0b, s: &mut STile) {
                 $(#[$features])?
                 fn run<const KEYS: usize, const VECTORS: usize, const STEP: usize>(
                     simd: $token,
@@ -95,7 +105,7 @@ macro_rules! backend {
                 ) {
                     fp32::panel::qk::<_, KEYS, VECTORS, STEP>(simd, call, q, scratch, s);
                 }
-                let q = &q.0[..D_QK / 2];
+                let q = &q.0[..call.d_qk / 2];
                 // SAFETY: the token proves the features.
                 unsafe {
                     match call.rows {
@@ -110,54 +120,6 @@ macro_rules! backend {
 
             fn prob(self, p: &L0a, _precision: Precision, k: usize, r: usize) -> f32 {
                 fp32::panel::prob(p, k, r)
-            }
-
-            fn pv<const D_V: usize>(
-                self,
-                call: &Pv<'_>,
-                p: &[&L0a],
-                scratch: &mut L0b,
-                o: &mut [ORow],
-            ) -> Skipped {
-                $(#[$features])?
-                fn run(
-                    simd: $token,
-                    call: &Pv<'_>,
-                    strips: usize,
-                    p: &[&L0a],
-                    scratch: &mut L0b,
-                    o: &mut [ORow],
-                ) -> Skipped {
-                    fp32::panel::pv::<_, $columns>(simd, call, strips, p, scratch, o)
-                }
-                // SAFETY: the token proves the features.
-                unsafe { run(self, call, D_V / STRIP, p, scratch, o) }
-            }
-
-            fn fused<const D_QK: usize, const D_V: usize>(
-                self,
-                call: &Softmax<'_>,
-                block: &$crate::kernel::FusedBlock<'_, D_QK, D_V>,
-                from: usize,
-                p: &mut L0a,
-                state: &mut RowState,
-                o: &mut [ORow],
-            ) -> $crate::kernel::FusedEnd {
-                $(#[$features])?
-                fn run(
-                    simd: $token,
-                    call: &Softmax<'_>,
-                    block: &fp32::fused::Block<'_>,
-                    from: usize,
-                    p: &mut L0a,
-                    state: &mut RowState,
-                    o: &mut [ORow],
-                ) -> $crate::kernel::FusedEnd {
-                    fp32::fused::fused(simd, call, block, from, p, state, o)
-                }
-                let block = fp32::fused::Block::of(block, call.rows);
-                // SAFETY: the token proves the features.
-                unsafe { run(self, call, &block, from, p, state, o) }
             }
         }
 

@@ -382,13 +382,12 @@ impl<'a, const ROW: usize, const PAIR: usize, const HALF: usize> Single<'a, ROW,
 pub fn pv<S: Simd, const N: usize>(
     simd: S,
     call: &Pv<'_>,
-    strips: usize,
     p: &[&L0a],
     scratch: &mut L0b,
     o: &mut [ORow],
 ) -> Skipped {
     let values = call.values.as_slice();
-    assert!(values.iter().all(|row| row.len() >= strips * STRIP));
+    assert!(values.iter().all(|row| row.len() >= call.strips * STRIP));
     let [draft, b] = scratch;
     let (draft, b) = (
         &mut draft.0.as_flattened_mut().as_chunks_mut().0[..HEIGHT],
@@ -396,7 +395,7 @@ pub fn pv<S: Simd, const N: usize>(
     );
     let mut skipped = Skipped::NONE;
     for (half, rows) in values.chunks(2 * KEY_PAIRS).enumerate() {
-        for strip in 0..strips {
+        for strip in 0..call.strips {
             if skipped.all & 1 << strip != 0 {
                 continue;
             }
@@ -413,7 +412,7 @@ pub fn pv<S: Simd, const N: usize>(
                     },
                     b: &mut *b,
                 };
-                let o = &mut call.strip(panel, strip, strips, o)[..call.panel_rows(panel)];
+                let o = &mut call.strip(panel, strip, o)[..call.panel_rows(panel)];
                 if panel > 0 {
                     tile.rows::<N>(0, HEIGHT, o);
                 } else if !tile.convert::<N>(draft, o) {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::bits::HEADROOM;
 use crate::kernel::prefetch::Core;
-use crate::kernel::{FUSED_KEYS, FUSED_MULTIPLE, FusedBlock, FusedEnd, heads, pointers};
+use crate::kernel::{FUSED_KEYS, FUSED_MULTIPLE, FusedBlock, FusedEnd, RowList};
 
 // -------------------------------------------------------------------------------------------------
 // Who has one
@@ -198,31 +198,29 @@ impl<const D_QK: usize, const D_V: usize> Visitor for Fused<'_, D_QK, D_V> {
         let mut tiles = workspace();
         let Tiles { q, l0a, .. } = &mut tiles.tiles;
         let queries: Vec<_> = run.q.chunks(MAX_D_QK).take(rows).collect();
-        kernel.pack_q::<D_QK>(&queries, false, true, &mut q[0]);
-        let keys = run.keys.as_chunks::<MAX_D_QK>().0[..len].iter();
-        let next = self.next.as_chunks::<MAX_D_QK>().0.iter();
-        let mut keys = keys.chain(next).map(|key| key.first_chunk().unwrap());
-        let mut last: &[bf16; D_QK] = run.keys.first_chunk().unwrap();
-        let keys: [_; FUSED_KEYS] = core::array::from_fn(|_| {
-            last = keys.next().unwrap_or(last);
-            last
-        });
-        let values = run.values.as_chunks::<MAX_D_V>().0;
-        let values: [_; FUSED_KEYS] = core::array::from_fn(|k| {
-            // NaN would show, were it read.
+        kernel.pack_q(D_QK, &queries, false, true, &mut q[0]);
+        let listed = run.keys.chunks(MAX_D_QK).take(len);
+        let mut keys = RowList::new(D_QK);
+        keys.extend(listed.chain(self.next.chunks(MAX_D_QK)));
+        keys.repeat_last();
+        // NaN would show, were it read.
+        let nan = [bf16::NAN; MAX_D_V];
+        let mut values = RowList::new(D_V);
+        values.extend((0..FUSED_KEYS).map(|k| {
             if k < len.next_multiple_of(FUSED_MULTIPLE) {
-                values[k.min(len - 1)].first_chunk().unwrap()
+                &run.values[k.min(len - 1) * MAX_D_V..][..MAX_D_V]
             } else {
-                &[bf16::NAN; _]
+                &nan
             }
-        });
-        let block = FusedBlock::<D_QK, D_V> {
+        }));
+        let keys = keys.rows();
+        let block = FusedBlock {
             q: &q[0],
-            keys: &keys,
-            prefetch: pointers(&keys),
-            values: match heads(&keys) {
+            keys,
+            prefetch: keys.pointers(),
+            values: match keys.heads(D_V) {
                 Some(heads) if self.latent => heads,
-                _ => &values,
+                _ => values.rows(),
             },
         };
         let (mut o, mut state) = match self.before {

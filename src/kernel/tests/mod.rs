@@ -296,13 +296,14 @@ impl Run<'_> {
         let call = Qk {
             panel,
             rows,
+            d_qk: MAX_D_QK,
             keys: &keys,
             prefetch: keys.as_slice(),
             s: 0,
         };
         let (q, p, state) = (&mut q[panel], &mut l0a[panel], &mut ub[panel]);
-        kernel.pack_q::<MAX_D_QK>(queries, false, false, q);
-        kernel.qk::<MAX_D_QK>(&call, q, l0b, &mut l0c[0]);
+        kernel.pack_q(MAX_D_QK, queries, false, false, q);
+        kernel.qk(&call, q, l0b, &mut l0c[0]);
         *state = RowState::START;
         kernel.softmax(&self.softmax(rows, keys.as_slice()), &l0c[0], p, state);
         if let Some(increment) = self.increment {
@@ -324,6 +325,7 @@ impl Run<'_> {
             rows: self.rows.min(panels.end * PANEL_ROWS) - panels.start * PANEL_ROWS,
             planned_rows: self.planned_rows,
             keys: self.len,
+            strips: STRIPS,
             values: &values,
             precision: self.precision,
             first: self.increment.is_none(),
@@ -337,7 +339,7 @@ impl Run<'_> {
         };
         let p: Vec<_> = tiles.l0a[panels.clone()].iter().collect();
         permute(o, Columns::Own);
-        let skipped = kernel.pv::<MAX_D_V>(&call, &p, &mut tiles.l0b, o);
+        let skipped = kernel.pv(&call, &p, &mut tiles.l0b, o);
         permute(o, Columns::Natural);
         skipped
     }

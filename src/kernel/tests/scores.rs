@@ -52,40 +52,42 @@ fn sum(backend: Backend, product: impl Fn(usize) -> f32) -> f32 {
 }
 
 /// C1 of keys anywhere in memory.
-struct Scores<'a, const D_QK: usize> {
+struct Scores<'a> {
+    d_qk: usize,
     q: &'a [bf16],
     rows: usize,
     keys: &'a [&'a [bf16]],
     prefetch: &'a [&'a [bf16]],
 }
 
-impl<const D_QK: usize> Visitor for Scores<'_, D_QK> {
+impl Visitor for Scores<'_> {
     type Output = Vec<[f32; PANEL_ROWS]>;
 
     fn visit<K: Kernel>(self, kernel: K) -> Self::Output {
         let mut workspace = workspace();
         let Tiles { q, l0b, l0c, .. } = &mut workspace.tiles;
-        let queries: Vec<_> = self.q.chunks(D_QK).take(self.rows).collect();
+        let queries: Vec<_> = self.q.chunks(self.d_qk).take(self.rows).collect();
         let mut keys = Rows::NONE;
         keys.gather(self.keys.iter().copied());
-        kernel.pack_q::<D_QK>(&queries, false, false, &mut q[0]);
+        kernel.pack_q(self.d_qk, &queries, false, false, &mut q[0]);
         let call = Qk {
             panel: 0,
             rows: self.rows,
+            d_qk: self.d_qk,
             keys: &keys,
             prefetch: self.prefetch,
             s: 0,
         };
-        kernel.qk::<D_QK>(&call, &q[0], l0b, &mut l0c[0]);
+        kernel.qk(&call, &q[0], l0b, &mut l0c[0]);
         l0c[0].0[..self.keys.len()].to_vec()
     }
 }
 
 /// Neither where keys are nor what is prefetched changes a bit.
-fn keys_are_read_anywhere<const D_QK: usize>() {
+fn keys_are_read_anywhere(d_qk: usize) {
     const LINE: usize = 32;
-    let q = numbers(31, PANEL_ROWS * D_QK);
-    let memory = numbers(32, 2 * BLOCK_KEYS * D_QK + 2 * LINE);
+    let q = numbers(31, PANEL_ROWS * d_qk);
+    let memory = numbers(32, 2 * BLOCK_KEYS * d_qk + 2 * LINE);
     let line = memory.as_ptr().align_offset(64);
     // The row that the n-th key has: contiguous, strided, backwards, and without an order.
     let orders: [&dyn Fn(usize) -> usize; 8] = [
@@ -105,12 +107,13 @@ fn keys_are_read_anywhere<const D_QK: usize>() {
                 .iter()
                 .flat_map(|s| orders.map(|order| (line + s, order)))
             {
-                let key = |n| &memory[start + row_of(n) * D_QK..][..D_QK];
+                let key = |n| &memory[start + row_of(n) * d_qk..][..d_qk];
                 let keys: Vec<_> = (0..len).map(key).collect();
                 let copies: Vec<Vec<_>> = keys.iter().map(|key| key.to_vec()).collect();
                 let copies: Vec<_> = copies.iter().map(|key| &key[..]).collect();
                 let scores = |keys, prefetch| {
-                    backend.with(Scores::<D_QK> {
+                    backend.with(Scores {
+                        d_qk,
                         q: &q,
                         rows,
                         keys,
@@ -128,6 +131,6 @@ fn keys_are_read_anywhere<const D_QK: usize>() {
 
 #[test]
 fn keys_may_be_anywhere() {
-    keys_are_read_anywhere::<MAX_D_QK>();
-    keys_are_read_anywhere::<320>();
+    keys_are_read_anywhere(MAX_D_QK);
+    keys_are_read_anywhere(320);
 }

@@ -3,8 +3,8 @@
 use half::bf16;
 
 use super::vectors::LANES;
-use crate::kernel::call::{FUSED_KEYS, FUSED_MULTIPLE, FusedBlock};
-use crate::kernel::memory::pointers;
+use crate::kernel::call::{FUSED_MULTIPLE, FusedBlock};
+use crate::kernel::memory::FUSED_KEYS;
 use crate::kernel::prefetch::LINE;
 use crate::tile::{MAX_D_QK, MAX_D_V, STRIP};
 
@@ -37,16 +37,17 @@ pub struct Block<'a, const MLA: bool> {
 }
 
 impl<'a, const MLA: bool> Block<'a, MLA> {
-    pub fn of<const D_QK: usize, const D_V: usize>(block: &FusedBlock<'a, D_QK, D_V>) -> Self {
-        const { assert!(D_QK.is_multiple_of(2 * LINE) && D_V.is_multiple_of(STRIP)) };
-        assert!(MLA == is_mla(D_QK, D_V));
+    pub fn of(block: &FusedBlock<'a>) -> Self {
+        let (d_qk, d_v) = (block.keys.width(), block.values.width());
+        assert!(d_qk.is_multiple_of(2 * LINE) && d_v.is_multiple_of(STRIP));
+        assert!(MLA == is_mla(d_qk, d_v));
         Self {
             q: block.q.0.as_flattened(),
-            keys: pointers(block.keys),
+            keys: block.keys.pointers(),
             prefetch: block.prefetch,
-            values: pointers(block.values),
-            lines: D_QK / LINE,
-            strips: D_V / STRIP,
+            values: block.values.pointers(),
+            lines: d_qk / LINE,
+            strips: d_v / STRIP,
         }
     }
 

@@ -12,9 +12,9 @@ use crate::tile::{PANEL_ROWS, QPanel, STRIP};
 /// [`Kernel::pack_q`](crate::kernel::Kernel::pack_q): pairs x rows.
 #[inline]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
-pub fn pack_q<const D_QK: usize>(zmm: Zmm, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
-    transpose_q::<false>(zmm, D_QK, rows, negate, panel);
-    for out in &mut panel.0[..D_QK / 2] {
+pub fn pack_q(zmm: Zmm, d_qk: usize, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
+    transpose_q::<false>(zmm, d_qk, rows, negate, panel);
+    for out in &mut panel.0[..d_qk / 2] {
         out[rows.len().next_multiple_of(LANES)..].fill(0);
     }
 }
