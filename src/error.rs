@@ -2,8 +2,6 @@
 
 use core::fmt;
 
-use crate::shape::Shape;
-
 /// An argument of the public interface, as errors name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -54,12 +52,16 @@ pub enum Argument {
     TailMask,
     /// The indices of the keys that queries attend to.
     Indices,
+    /// Indices of each query position.
+    Topk,
     /// How many of them count.
     TopkLength,
     /// The second cache.
     ExtraKv,
     /// The indices in the second cache.
     ExtraIndices,
+    /// Indices of each query position in the second cache.
+    ExtraTopk,
     /// How many of them count.
     ExtraTopkLength,
     /// Each head's attention sink.
@@ -70,6 +72,8 @@ pub enum Argument {
     O,
     /// The log-sum-exp output.
     Lse,
+    /// How a call is cut into tasks.
+    Plan,
     /// The index of a task within its plan.
     Task,
     /// The partial results of a plan's tasks.
@@ -114,14 +118,17 @@ impl Argument {
             Self::Window => "window",
             Self::TailMask => "tail_mask",
             Self::Indices => "indices",
+            Self::Topk => "topk",
             Self::TopkLength => "topk_length",
             Self::ExtraKv => "extra_kv",
             Self::ExtraIndices => "extra_indices",
+            Self::ExtraTopk => "extra_topk",
             Self::ExtraTopkLength => "extra_topk_length",
             Self::Sink => "sink",
             Self::SoftmaxScale => "softmax_scale",
             Self::O => "o",
             Self::Lse => "lse",
+            Self::Plan => "plan",
             Self::Task => "task",
             Self::Partials => "partials",
             Self::Workspace => "workspace",
@@ -261,10 +268,13 @@ pub enum Error {
     /// The plan was made for another problem: another shape, or requests of other
     /// lengths.
     PlanMismatch {
-        /// The shape planned for.
-        planned: Shape,
-        /// The shape given.
-        given: Shape,
+        /// The first thing that differs: a size or a list of lengths or offsets;
+        /// [`Argument::Plan`] where the plan itself is damaged or from another build.
+        argument: Argument,
+        /// What the plan has: the size, or all rows of the list; `None` if there was none.
+        planned: Option<u64>,
+        /// The same of the problem given.
+        given: Option<u64>,
     },
     /// `softmax_scale`, or its product with `log2(e)`, is infinite or not a number.
     NonFiniteScale {
@@ -317,7 +327,14 @@ impl fmt::Display for Error {
                 argument,
                 len,
                 needed,
-            } => write!(f, "{argument} holds {len} elements, {needed} are needed"),
+            } => {
+                let what = if argument == Argument::Workspace {
+                    "bytes"
+                } else {
+                    "elements"
+                };
+                write!(f, "{argument} holds {len} {what}, {needed} are needed")
+            }
             Self::WrongLength {
                 argument,
                 len,
@@ -328,7 +345,7 @@ impl fmt::Display for Error {
                 dimension,
             } => write!(
                 f,
-                "the extent of {argument} overflows in dimension {dimension}"
+                "sizes and strides of {argument} overflow in dimension {dimension}"
             ),
             Self::Overlap {
                 argument,
@@ -365,11 +382,7 @@ impl fmt::Display for Error {
                 start,
                 end,
                 limit,
-            } => write!(
-                f,
-                "{argument}[{request}..={}] is {start}, {end}: not 0 to {limit} rows",
-                request + 1
-            ),
+            } => indptr(f, argument, request, [start, end], limit),
             Self::Format {
                 argument: Argument::O,
                 ..
@@ -379,9 +392,14 @@ impl fmt::Display for Error {
             }
             Self::Heads { h_q, h_kv } => write!(f, "h_q is {h_q}, not a multiple of h_kv, {h_kv}"),
             Self::Conflict { first, second } => write!(f, "{first} and {second} can't be combined"),
-            Self::PlanMismatch { planned, given } => write!(
+            Self::PlanMismatch {
+                argument,
+                planned,
+                given,
+            } => plan_mismatch(f, argument, planned, given),
+            Self::NonFiniteScale { value } if value.is_finite() => write!(
                 f,
-                "the plan is for other lengths or another shape: {planned:?}, not {given:?}"
+                "softmax_scale is {value:e}, whose product with log2(e) is infinite"
             ),
             Self::NonFiniteScale { value } => {
                 write!(f, "softmax_scale is {value}, not a finite number")
@@ -401,6 +419,70 @@ impl fmt::Display for Error {
 }
 
 impl core::error::Error for Error {}
+
+/// Which offset is wrong, and by what.
+fn indptr(
+    f: &mut fmt::Formatter<'_>,
+    argument: Argument,
+    request: usize,
+    [start, end]: [i32; 2],
+    limit: usize,
+) -> fmt::Result {
+    let next = request + 1;
+    if start < 0 {
+        return write!(f, "{argument}[{request}] is {start}, below 0");
+    }
+    if end < start {
+        return write!(
+            f,
+            "{argument}[{next}] is {end}, less than {argument}[{request}], {start}"
+        );
+    }
+    let most = if argument == Argument::QIndptr {
+        Argument::SQ
+    } else {
+        Argument::SK
+    };
+    write!(
+        f,
+        "{argument} gives request {request} rows {start} to {end}, more than {most}, {limit}"
+    )
+}
+
+/// What differs, and how. Of lists a plan knows how many rows they have in all.
+fn plan_mismatch(
+    f: &mut fmt::Formatter<'_>,
+    argument: Argument,
+    planned: Option<u64>,
+    given: Option<u64>,
+) -> fmt::Result {
+    let is_list = matches!(
+        argument,
+        Argument::QIndptr
+            | Argument::KvIndptr
+            | Argument::CacheSeqlens
+            | Argument::TopkLength
+            | Argument::ExtraTopkLength
+    );
+    match (planned, given) {
+        (None, Some(_)) => write!(f, "the plan is for a call without {argument}"),
+        (Some(_), None) => write!(f, "the plan is for a call with {argument}"),
+        (Some(planned), Some(given)) if argument != Argument::Plan => match is_list {
+            false => write!(f, "the plan is for {argument} {planned}, not {given}"),
+            true if planned == given => {
+                write!(
+                    f,
+                    "the plan is for other {argument}, also of {planned} rows in all"
+                )
+            }
+            true => write!(
+                f,
+                "the plan is for {argument} of {planned} rows in all, not {given}"
+            ),
+        },
+        _ => f.write_str("the plan is damaged, or from another build"),
+    }
+}
 
 /// Errs with [`Error::WrongLength`] unless a slice has its expected length.
 pub(crate) const fn right_length(

@@ -32,11 +32,91 @@ const MIN_TASKS: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     shape: Shape,
+    lengths: Lengths,
     tasks: usize,
     /// Rows of the largest row group: none has more panels.
     rows: usize,
-    /// A hash of the lengths, so that a plan for others is noticed.
-    lengths: u64,
+}
+
+/// What a plan depends on besides the shape, so that one for other lengths is noticed, and what differs told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Lengths {
+    /// Those of [`COUNTS`]; `usize::MAX`, which hides nothing, where there is none.
+    counts: [usize; COUNTS.len()],
+    /// Those of [`LISTS`].
+    lists: [List; LISTS.len()],
+}
+
+const COUNTS: [Argument; 3] = [Argument::Window, Argument::Topk, Argument::ExtraTopk];
+const LISTS: [Argument; 5] = [
+    Argument::QIndptr,
+    Argument::KvIndptr,
+    Argument::CacheSeqlens,
+    Argument::TopkLength,
+    Argument::ExtraTopkLength,
+];
+/// In the order of [`Plan::sizes`].
+const SIZES: [Argument; 7] = [
+    Argument::B,
+    Argument::SQ,
+    Argument::SK,
+    Argument::HQ,
+    Argument::HKv,
+    Argument::DQk,
+    Argument::DV,
+];
+
+/// A list of lengths or offsets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct List {
+    /// Rows in all.
+    total: u64,
+    /// 0 where there is no list.
+    hash: u64,
+}
+
+impl List {
+    /// Of a list that was checked: no length is negative, no offset below the one before.
+    fn of(list: Option<&[i32]>, is_indptr: bool) -> Self {
+        let Some(list) = list else {
+            return Self { total: 0, hash: 0 };
+        };
+        let mut found = Self {
+            total: 0,
+            hash: OFFSET_BASIS,
+        };
+        for &length in list {
+            found.hash = hash(found.hash, u64::from(length.cast_unsigned()));
+            found.total = found.total.wrapping_add(length.unsigned_abs().into());
+        }
+        if let (true, [first, .., last]) = (is_indptr, list) {
+            found.total = first.abs_diff(*last).into();
+        }
+        found
+    }
+}
+
+impl Lengths {
+    fn of(problem: &Problem<'_>) -> Self {
+        let topk = problem.sparse.map(|sparse| sparse.indices);
+        let extra = problem.sparse.and_then(|sparse| sparse.extra);
+        let extra = extra.map(|extra| extra.indices);
+        let counts = [
+            problem.window,
+            topk.map(|indices| indices.topk),
+            extra.map(|indices| indices.topk),
+        ];
+        Self {
+            counts: counts.map(|count| count.unwrap_or(usize::MAX)),
+            lists: [
+                List::of(problem.q_indptr, true),
+                List::of(problem.kv_indptr, true),
+                List::of(problem.cache_seqlens, false),
+                List::of(topk.and_then(|indices| indices.topk_length), false),
+                List::of(extra.and_then(|indices| indices.topk_length), false),
+            ],
+        }
+    }
 }
 
 /// How one request is cut.
@@ -116,7 +196,7 @@ impl Cut {
 
 impl Plan {
     /// Numbers that a plan takes as such ([`to_words`](Self::to_words)).
-    pub const WORDS: usize = 10;
+    pub const WORDS: usize = SIZES.len() + COUNTS.len() + 2 * LISTS.len() + 2;
 
     /// Plans a problem.
     ///
@@ -135,38 +215,17 @@ impl Plan {
             argument: Argument::Q,
             dimension: 1,
         })?;
-        let topk = problem.sparse.map(|sparse| sparse.indices);
-        let extra = problem.sparse.and_then(|sparse| sparse.extra);
-        let extra = extra.map(|extra| extra.indices);
-        let lists = [
-            problem.q_indptr,
-            problem.kv_indptr,
-            problem.cache_seqlens,
-            topk.and_then(|indices| indices.topk_length),
-            extra.and_then(|indices| indices.topk_length),
-        ];
-        let topk = [topk, extra].map(|indices| indices.map(|indices| indices.topk));
-        let counts = [problem.window, topk[0], topk[1]];
-        let mut lengths = counts.into_iter().fold(OFFSET_BASIS, |lengths, count| {
-            let lengths = hash(lengths, count.is_some().into());
-            hash(lengths, count.unwrap_or_default() as u64)
-        });
-        for list in lists {
-            lengths = list.unwrap_or_default().iter().fold(
-                hash(lengths, u64::from(list.is_some())),
-                |lengths, length| hash(lengths, u64::from(length.cast_unsigned())),
-            );
-        }
+        let lengths = Lengths::of(problem);
         let mut panels = PANELS;
         loop {
             let (tasks, rows) = Self::cut(problem, panels)?;
             if tasks >= MIN_TASKS || panels == 1 {
                 return Ok(Self {
                     shape,
+                    lengths,
                     tasks,
                     // Room for a row where there is none, so that a length is never 0.
                     rows: rows.max(1),
-                    lengths,
                 });
             }
             panels = panels.div_ceil(2);
@@ -268,9 +327,8 @@ impl Plan {
         Partial::len(self.rows, self.shape.d_v)
     }
 
-    /// The plan as numbers, to be stored or sent where a `Plan` can't be.
-    #[must_use]
-    pub const fn to_words(&self) -> [u64; Self::WORDS] {
+    /// The sizes of its shape.
+    const fn sizes(&self) -> [usize; SIZES.len()] {
         let Shape {
             b,
             s_q,
@@ -280,12 +338,20 @@ impl Plan {
             d_qk,
             d_v,
         } = self.shape;
-        let sizes = [b, s_q, s_k, h_q, h_kv, d_qk, d_v, self.tasks, self.rows];
-        let mut words = [self.lengths; Self::WORDS];
-        let mut i = 0;
-        while i < sizes.len() {
-            words[i] = sizes[i] as u64;
-            i += 1;
+        [b, s_q, s_k, h_q, h_kv, d_qk, d_v]
+    }
+
+    /// The plan as numbers, to be stored or sent where a `Plan` can't be.
+    #[must_use]
+    pub fn to_words(&self) -> [u64; Self::WORDS] {
+        let Lengths { counts, lists } = self.lengths;
+        let sizes = self.sizes().into_iter().chain(counts);
+        let sizes = sizes.map(|size| size as u64);
+        let lists = lists.into_iter().flat_map(|list| [list.total, list.hash]);
+        let cut = [self.tasks as u64, self.rows as u64];
+        let mut words = [0; Self::WORDS];
+        for (word, value) in words.iter_mut().zip(sizes.chain(lists).chain(cut)) {
+            *word = value;
         }
         words
     }
@@ -295,11 +361,17 @@ impl Plan {
     /// finds out: every plan is compared with the problem.
     #[must_use]
     pub fn from_words(words: [u64; Self::WORDS]) -> Option<Self> {
-        let mut sizes = [0; Self::WORDS - 1];
-        for (size, word) in sizes.iter_mut().zip(words) {
-            *size = usize::try_from(word).ok()?;
-        }
-        let [b, s_q, s_k, h_q, h_kv, d_qk, d_v, tasks, rows] = sizes;
+        let mut words = words.into_iter();
+        let mut word = || words.next().unwrap_or_default();
+        let sizes = [(); SIZES.len()].map(|()| word());
+        let counts = [(); COUNTS.len()].map(|()| word());
+        let lists = [(); LISTS.len()].map(|()| List {
+            total: word(),
+            hash: word(),
+        });
+        let cut = [word(), word()];
+        let [b, s_q, s_k, h_q, h_kv, d_qk, d_v] = all_sizes(sizes)?;
+        let [tasks, rows] = all_sizes(cut)?;
         let plan = Self {
             shape: Shape {
                 b,
@@ -310,12 +382,17 @@ impl Plan {
                 d_qk,
                 d_v,
             },
+            lengths: Lengths {
+                counts: all_sizes(counts)?,
+                lists,
+            },
             tasks,
             rows,
-            lengths: words[Self::WORDS - 1],
         };
         check_dims(d_qk, d_v).ok()?;
-        (1..=GROUP_ROWS).contains(&rows).then_some(plan)
+        let absent = |list: &List| list.hash == 0 && list.total != 0;
+        let possible = (1..=GROUP_ROWS).contains(&rows) && !lists.iter().any(absent);
+        possible.then_some(plan)
     }
 
     /// # Errors
@@ -326,14 +403,40 @@ impl Plan {
     }
 
     fn matches(&self, problem: &Problem<'_>) -> Result<(), Error> {
-        if Self::of(problem)? == *self {
+        let given = Self::of(problem)?;
+        if given == *self {
             Ok(())
         } else {
-            Err(Error::PlanMismatch {
-                planned: self.shape,
-                given: problem.shape,
-            })
+            Err(self.mismatch(&given))
         }
+    }
+
+    /// The first thing in which a call's own plan differs.
+    fn mismatch(&self, given: &Self) -> Error {
+        let mut pairs = self.facts().zip(given.facts());
+        let (planned, given) = pairs.find(|(a, b)| a != b).unwrap_or_default();
+        Error::PlanMismatch {
+            argument: planned.0.unwrap_or(Argument::Plan),
+            planned: planned.1,
+            given: given.1,
+        }
+    }
+
+    /// What a plan says of its call: an argument, if it is one; its number, if there is one; what else tells it apart.
+    fn facts(&self) -> impl Iterator<Item = (Option<Argument>, Option<u64>, u64)> {
+        let Lengths { counts, lists } = self.lengths;
+        let sizes = SIZES.into_iter().zip(self.sizes());
+        let sizes = sizes.map(|(size, value)| (Some(size), Some(value as u64), 0));
+        let counts = COUNTS.into_iter().zip(counts).map(|(count, value)| {
+            let value = (value != usize::MAX).then_some(value as u64);
+            (Some(count), value, 0)
+        });
+        let lists = LISTS.into_iter().zip(lists).map(|(name, list)| {
+            let total = (list.hash != 0).then_some(list.total);
+            (Some(name), total, list.hash)
+        });
+        let cut = [self.tasks, self.rows].map(|value| (None, Some(value as u64), 0));
+        sizes.chain(counts).chain(lists).chain(cut)
     }
 
     /// # Errors
@@ -349,6 +452,15 @@ impl Plan {
         }
         Ok(())
     }
+}
+
+/// Words as sizes, if all of them are some.
+fn all_sizes<const N: usize>(words: [u64; N]) -> Option<[usize; N]> {
+    let mut sizes = [0; N];
+    for (size, word) in sizes.iter_mut().zip(words) {
+        *size = usize::try_from(word).ok()?;
+    }
+    Some(sizes)
 }
 
 /// Whether all requests are alike.

@@ -567,7 +567,11 @@ fn refusals() {
         &mut workspace(),
         &mut partial,
     );
-    assert!(matches!(refused, Err(Error::PlanMismatch { .. })));
+    let differs = match refused {
+        Err(Error::PlanMismatch { argument, .. }) => argument,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(differs, Argument::TopkLength);
 }
 
 /// Strides of 0 make shapes valid that nobody could go through one by one.

@@ -23,7 +23,7 @@
 #include <stdint.h>
 
 // Goes up when a program compiled against an older header would break.
-#define AMLA_ABI_VERSION 1
+#define AMLA_ABI_VERSION 2
 
 // Alignment of a workspace, in bytes.
 #define AMLA_WORKSPACE_ALIGN 64
@@ -34,7 +34,7 @@
 
 // Enough for any plan, for memory that is set aside when a program is compiled.
 // amla_plan_size() says how much is needed.
-#define AMLA_PLAN_MAX 128
+#define AMLA_PLAN_MAX 256
 
 // Partial results that amla_merge() takes in one call.
 #define AMLA_MERGE_MAX 64
@@ -324,7 +324,7 @@ struct amla_error_detail {
     amla_status status;
     // What was given: a size, a length, an entry of a list.
     int64_t value;
-    // The smallest value allowed.
+    // The smallest value allowed; what a plan was made for, of lists all rows.
     int64_t min;
     // The largest value allowed; the alignment needed, in bytes.
     int64_t max;
@@ -339,7 +339,7 @@ struct amla_error_detail {
     // dot the field of what it points to. AMLA_CAUSAL is "causal"; extra's parts are "extra_kv",
     // "extra_indices" and "extra_topk_length".
     char argument[32];
-    // The other one, where two exclude each other.
+    // The other one, where two exclude each other; what differs, where a plan doesn't fit.
     char other[32];
     // All of it as an English sentence, cut off where it is longer.
     char message[192];

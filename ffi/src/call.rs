@@ -8,7 +8,8 @@ use amla::{
 };
 use half::{bf16, f16};
 
-use crate::fault::Fault;
+use crate::choice::{self, Known};
+use crate::fault::{Fault, Name};
 use crate::memory::{Regions, Written, list, read, read_optional, slice};
 use crate::types::{self, Call, Extra, Indices, Output, Tensor};
 
@@ -33,7 +34,11 @@ macro_rules! names {
 fn zero(argument: &'static str, value: u32) -> Result<(), Fault> {
     match value {
         0 => Ok(()),
-        _ => Err(Fault::Unknown { argument, value }),
+        _ => Err(Fault::Unknown {
+            argument,
+            value,
+            known: Known::Zero,
+        }),
     }
 }
 
@@ -56,6 +61,7 @@ pub unsafe fn problem<'a>(regions: &mut Regions, call: &Call) -> Result<Problem<
         return Err(Fault::Unknown {
             argument: "flags",
             value: call.flags,
+            known: choice::FLAGS,
         });
     }
     // SAFETY: what the call points to is as documented: this function's contract.
@@ -79,8 +85,9 @@ pub unsafe fn problem<'a>(regions: &mut Regions, call: &Call) -> Result<Problem<
     // SAFETY: as above.
     let words = unsafe { list(regions, "tail_mask", words, words_len) }?;
     if words.is_none() && call.tail != 0 {
-        return Err(Fault::Null {
+        return Err(Fault::NullBeside {
             argument: "tail_mask",
+            beside: "tail isn't 0",
         });
     }
     // SAFETY: as above.
@@ -134,9 +141,9 @@ unsafe fn pages<'a>(regions: &mut Regions, call: &Call) -> Result<Option<Pages<'
     if page_size == 0 {
         // They alone say nothing; more likely the page size was forgotten.
         if !block_table.is_null() || max_blocks != 0 || pages != 0 {
-            return Err(Fault::Unknown {
+            return Err(Fault::ZeroBeside {
                 argument: "page_size",
-                value: 0,
+                beside: "block_table, max_blocks or pages is given",
             });
         }
         return Ok(None);
@@ -156,7 +163,10 @@ unsafe fn pages<'a>(regions: &mut Regions, call: &Call) -> Result<Option<Pages<'
 unsafe fn sparse<'a>(regions: &mut Regions, call: &Call) -> Result<Option<Sparse<'a>>, Fault> {
     if call.sparse.is_null() {
         if !call.extra.is_null() {
-            return Err(Fault::Null { argument: "sparse" });
+            return Err(Fault::NullBeside {
+                argument: "sparse",
+                beside: "extra isn't",
+            });
         }
         return Ok(None);
     }
@@ -285,6 +295,7 @@ unsafe fn tensor<'a>(
             return Err(Fault::Unknown {
                 argument: names.dtype,
                 value,
+                known: choice::INPUT,
             });
         }
     };
@@ -303,6 +314,7 @@ pub unsafe fn options(call: &Call) -> Result<Options, Fault> {
             return Err(Fault::Unknown {
                 argument: "rescale",
                 value,
+                known: choice::RESCALE,
             });
         }
     };
@@ -313,24 +325,56 @@ pub unsafe fn options(call: &Call) -> Result<Options, Fault> {
             return Err(Fault::Unknown {
                 argument: "precision",
                 value,
+                known: choice::PRECISION,
             });
         }
     };
     let backend = if call.backend.is_null() {
         Backend::detect()
     } else {
-        let named = |id: &BackendId| {
-            // SAFETY: needs what this function's contract promises.
-            unsafe { is_string(call.backend, id.name()) }
-        };
-        let id = BackendId::ALL.into_iter().find(named);
-        Backend::request(id.ok_or(Fault::UnknownBackend)?)?
+        // SAFETY: needs what this function's contract promises.
+        Backend::request(unsafe { backend_named(call.backend) }?)?
     };
     Ok(Options {
         backend,
         rescale,
         precision,
     })
+}
+
+/// The backend of that name.
+///
+/// # Safety
+/// `string` ends in a zero.
+pub unsafe fn backend_named(string: *const c_char) -> Result<BackendId, Fault> {
+    // SAFETY: needs what this function's contract promises.
+    let named = |id: &BackendId| unsafe { is_string(string, id.name()) };
+    BackendId::ALL
+        .into_iter()
+        .find(named)
+        .ok_or_else(|| Fault::UnknownBackend {
+            // SAFETY: needs what this function's contract promises.
+            name: unsafe { beginning(string) },
+        })
+}
+
+/// As much of a C string as a message quotes.
+///
+/// # Safety
+/// `string` ends in a zero.
+unsafe fn beginning(string: *const c_char) -> Name {
+    let mut name = Name([0; _]);
+    let mut at = string;
+    for byte in &mut name.0 {
+        // SAFETY: every byte before this one wasn't zero: the string goes on to here at least.
+        let [next] = unsafe { at.read() }.to_ne_bytes();
+        if next == 0 {
+            break;
+        }
+        *byte = next;
+        at = at.wrapping_add(1);
+    }
+    name
 }
 
 /// Whether the C string is `text`.
@@ -378,6 +422,7 @@ pub unsafe fn output(regions: &mut Regions, output: *const Output) -> Result<Res
             return Err(Fault::Unknown {
                 argument: "lse_base",
                 value,
+                known: choice::LSE_BASE,
             });
         }
     };
@@ -388,6 +433,7 @@ pub unsafe fn output(regions: &mut Regions, output: *const Output) -> Result<Res
             return Err(Fault::Unknown {
                 argument: "lse_empty",
                 value,
+                known: choice::LSE_EMPTY,
             });
         }
     };
@@ -400,6 +446,7 @@ pub unsafe fn output(regions: &mut Regions, output: *const Output) -> Result<Res
             return Err(Fault::Unknown {
                 argument: "output.dtype",
                 value,
+                known: choice::OUTPUT,
             });
         }
     };

@@ -2,8 +2,9 @@
 
 use core::fmt;
 
-use amla::Error;
+use amla::{BackendId, Error};
 
+use crate::choice::{Known, list};
 use crate::types::{self, Status};
 
 /// A refusal of this crate or of `amla`.
@@ -11,6 +12,11 @@ use crate::types::{self, Status};
 pub enum Fault {
     Null {
         argument: &'static str,
+    },
+    /// Null, though another argument needs it.
+    NullBeside {
+        argument: &'static str,
+        beside: &'static str,
     },
     StructSize {
         argument: &'static str,
@@ -20,6 +26,12 @@ pub enum Fault {
     Unknown {
         argument: &'static str,
         value: u32,
+        known: Known,
+    },
+    /// 0, though another argument needs it.
+    ZeroBeside {
+        argument: &'static str,
+        beside: &'static str,
     },
     Misaligned {
         argument: &'static str,
@@ -50,9 +62,30 @@ pub enum Fault {
         expected: usize,
     },
     NotAPlan,
-    UnknownBackend,
+    /// Of another version of the interface.
+    PlanVersion {
+        version: u64,
+    },
+    UnknownBackend {
+        name: Name,
+    },
     Amla(Error),
-    Other,
+    /// The call has more memory than there is room for to note.
+    TooManyRegions,
+}
+
+/// The beginning of a name that a caller gave, 0 behind it.
+#[derive(Clone, Copy, Debug)]
+pub struct Name(pub [u8; 24]);
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for &byte in self.0.iter().take_while(|byte| **byte != 0) {
+            let printable = byte.is_ascii_graphic() || byte == b' ';
+            fmt::Write::write_char(f, if printable { byte.into() } else { '?' })?;
+        }
+        Ok(())
+    }
 }
 
 impl From<Error> for Fault {
@@ -65,14 +98,30 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Null { argument } => write!(f, "{argument} is null"),
+            Self::NullBeside { argument, beside } => {
+                write!(f, "{argument} is null, though {beside}")
+            }
+            Self::ZeroBeside { argument, beside } => {
+                write!(f, "{argument} is 0, though {beside}")
+            }
+            Self::StructSize {
+                argument,
+                size: 0,
+                expected,
+            } => write!(
+                f,
+                "{argument}.struct_size is not set: it must be the struct's sizeof, {expected}"
+            ),
             Self::StructSize {
                 argument,
                 size,
                 expected,
             } => write!(f, "{argument}.struct_size is {size}, not {expected}"),
-            Self::Unknown { argument, value } => {
-                write!(f, "{argument} is {value}, which has no meaning")
-            }
+            Self::Unknown {
+                argument,
+                value,
+                known,
+            } => known.refuse(f, argument, value),
             Self::Misaligned { argument, align } => {
                 write!(f, "{argument} is not aligned to {align} bytes")
             }
@@ -98,9 +147,21 @@ impl fmt::Display for Fault {
                 expected,
             } => write!(f, "{argument} of part {part} is {len}, not {expected}"),
             Self::NotAPlan => f.write_str("the memory holds no plan"),
-            Self::UnknownBackend => f.write_str("there is no backend of this name"),
+            Self::PlanVersion { version } => write!(
+                f,
+                "the plan is of version {version} of the interface, not {}",
+                types::AMLA_ABI_VERSION
+            ),
+            Self::UnknownBackend { name } => {
+                write!(f, "backend is \"{name}\", not ")?;
+                list(f, BackendId::ALL.into_iter(), |f, id| {
+                    f.write_str(id.name())
+                })
+            }
             Self::Amla(error) => write!(f, "{error}"),
-            Self::Other => f.write_str("refused"),
+            Self::TooManyRegions => {
+                f.write_str("the call points to more memory than can be checked for overlaps")
+            }
         }
     }
 }
@@ -108,19 +169,19 @@ impl fmt::Display for Fault {
 impl Fault {
     pub fn status(&self) -> Status {
         match self {
-            Self::Null { .. } => types::AMLA_ERROR_NULL_POINTER,
+            Self::Null { .. } | Self::NullBeside { .. } => types::AMLA_ERROR_NULL_POINTER,
             Self::StructSize { .. } => types::AMLA_ERROR_STRUCT_SIZE,
-            Self::Unknown { .. } => types::AMLA_ERROR_UNKNOWN_VALUE,
+            Self::Unknown { .. } | Self::ZeroBeside { .. } => types::AMLA_ERROR_UNKNOWN_VALUE,
             Self::Misaligned { .. } => types::AMLA_ERROR_MISALIGNED,
             Self::Extent { .. } => types::AMLA_ERROR_BAD_EXTENT,
             Self::Aliased { .. } => types::AMLA_ERROR_ALIASED,
             Self::TooShort { .. } => types::AMLA_ERROR_TOO_SHORT,
             Self::TooMany { .. } => types::AMLA_ERROR_OUT_OF_RANGE,
             Self::PartLength { .. } => types::AMLA_ERROR_WRONG_LENGTH,
-            Self::NotAPlan => types::AMLA_ERROR_NOT_A_PLAN,
-            Self::UnknownBackend => types::AMLA_ERROR_BACKEND_UNAVAILABLE,
+            Self::NotAPlan | Self::PlanVersion { .. } => types::AMLA_ERROR_NOT_A_PLAN,
+            Self::UnknownBackend { .. } => types::AMLA_ERROR_BACKEND_UNAVAILABLE,
             Self::Amla(error) => status_of(error),
-            Self::Other => types::AMLA_ERROR_OTHER,
+            Self::TooManyRegions => types::AMLA_ERROR_OTHER,
         }
     }
 
@@ -129,6 +190,8 @@ impl Fault {
         match *self {
             Self::Aliased { first, second } => [first, second],
             Self::Null { argument }
+            | Self::NullBeside { argument, .. }
+            | Self::ZeroBeside { argument, .. }
             | Self::StructSize { argument, .. }
             | Self::Unknown { argument, .. }
             | Self::Misaligned { argument, .. }
@@ -136,10 +199,10 @@ impl Fault {
             | Self::TooShort { argument, .. }
             | Self::TooMany { argument, .. }
             | Self::PartLength { argument, .. } => [argument, ""],
-            Self::NotAPlan => ["plan", ""],
-            Self::UnknownBackend => ["backend", ""],
+            Self::NotAPlan | Self::PlanVersion { .. } => ["plan", ""],
+            Self::UnknownBackend { .. } => ["backend", ""],
             Self::Amla(ref error) => arguments_of(error),
-            Self::Other => ["", ""],
+            Self::TooManyRegions => ["", ""],
         }
     }
 
@@ -173,11 +236,19 @@ impl Fault {
                 ..exactly(len, expected)
             },
             Self::Amla(ref error) => numbers_of(error),
+            Self::PlanVersion { version } => Numbers {
+                value: i64::try_from(version).unwrap_or(i64::MAX),
+                min: types::AMLA_ABI_VERSION.into(),
+                max: types::AMLA_ABI_VERSION.into(),
+                ..Numbers::default()
+            },
             Self::Null { .. }
+            | Self::NullBeside { .. }
+            | Self::ZeroBeside { .. }
             | Self::Aliased { .. }
             | Self::NotAPlan
-            | Self::UnknownBackend
-            | Self::Other => Numbers::default(),
+            | Self::UnknownBackend { .. }
+            | Self::TooManyRegions => Numbers::default(),
         }
     }
 }
@@ -216,7 +287,7 @@ const fn arguments_of(error: &Error) -> [&'static str; 2] {
         Error::Page { .. } => ["block_table", ""],
         Error::Heads { .. } => ["h_q", "h_kv"],
         Error::Conflict { first, second } => [first.name(), second.name()],
-        Error::PlanMismatch { .. } => ["plan", ""],
+        Error::PlanMismatch { argument, .. } => ["plan", argument.name()],
         Error::NonFiniteScale { .. } => ["softmax_scale", ""],
         Error::BackendUnavailable { .. } => ["backend", ""],
         Error::OutOfRange { argument, .. }
@@ -296,6 +367,16 @@ fn numbers_of(error: &Error) -> Numbers {
             max: int(limit).saturating_add(start.max(0).into()),
             ..at(request)
         },
+        Error::PlanMismatch { planned, given, .. } => {
+            // None is 0, which the message tells from a 0 that was given.
+            let number = |value: Option<u64>| i64::try_from(value.unwrap_or(0)).unwrap_or(i64::MAX);
+            Numbers {
+                value: number(given),
+                min: number(planned),
+                max: number(planned),
+                ..Numbers::default()
+            }
+        }
         Error::Format { width, .. } => value(width),
         Error::Heads { h_q, .. } => value(h_q),
         Error::NonFiniteScale { value } => Numbers {

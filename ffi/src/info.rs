@@ -5,6 +5,7 @@ use core::ptr;
 
 use amla::{Backend, BackendId, SUPPORTED_DIMS};
 
+use crate::choice;
 use crate::memory::fill;
 use crate::report::report;
 use crate::types::{self, CapabilitySet, Status};
@@ -132,18 +133,8 @@ pub unsafe extern "C" fn amla_capabilities(set: *mut CapabilitySet) -> Status {
             | types::AMLA_FEATURE_SPARSE
             | types::AMLA_FEATURE_SINK
             | types::AMLA_FEATURE_MERGE,
-        input_dtypes: bits(&[
-            types::AMLA_DTYPE_BF16,
-            types::AMLA_DTYPE_F16,
-            types::AMLA_DTYPE_FP8,
-            types::AMLA_DTYPE_MODEL1,
-            types::AMLA_DTYPE_INT8,
-        ]),
-        output_dtypes: bits(&[
-            types::AMLA_DTYPE_BF16,
-            types::AMLA_DTYPE_F16,
-            types::AMLA_DTYPE_F32,
-        ]),
+        input_dtypes: bits(choice::INPUTS),
+        output_dtypes: bits(choice::OUTPUTS),
         dims_len,
         backends_len: u32::try_from(available().count()).unwrap_or_default(),
         dims,

@@ -5,6 +5,7 @@
 //! | `types` | the structs and numbers that cross the boundary |
 //! | `layout` | offsets of their fields, asserted here and, from the same table, in C |
 //! | `memory` | the caller's pointers into slices, each checked before it becomes one |
+//! | `choice` | names of numbers that stand for choices |
 //! | `fault` | why a call was refused: its status, arguments and numbers |
 //! | `report` | the same in the caller's memory |
 //! | `environment` | the thread's floating-point environment |
@@ -34,6 +35,7 @@
 extern crate std;
 
 mod call;
+mod choice;
 mod encode;
 mod environment;
 mod fault;

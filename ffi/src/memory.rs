@@ -128,7 +128,7 @@ impl Regions {
             }
         }
         if self.lost {
-            return Err(Fault::Other);
+            return Err(Fault::TooManyRegions);
         }
         Ok(())
     }
@@ -386,9 +386,9 @@ mod tests {
         }
         assert!(regions.check().is_ok());
         regions.read("kv", &0_u8, 1);
-        assert!(matches!(regions.check(), Err(Fault::Other)));
+        assert!(matches!(regions.check(), Err(Fault::TooManyRegions)));
         // Nor when what comes behind it is nothing.
         regions.read("sink", &0_u8, 0);
-        assert!(matches!(regions.check(), Err(Fault::Other)));
+        assert!(matches!(regions.check(), Err(Fault::TooManyRegions)));
     }
 }

@@ -5,6 +5,7 @@ use core::ffi::c_void;
 use amla::{Part, Plan, Shape, Workspace, combine, decode, merge, run_tasks};
 
 use crate::call::{options, output, problem, read_call};
+use crate::choice::Known;
 use crate::fault::Fault;
 use crate::memory::{Regions, Written, fill, put, read, sized, slice};
 use crate::report::report;
@@ -390,6 +391,7 @@ pub unsafe extern "C" fn amla_merge(
                 return Err(Fault::Unknown {
                     argument: "parts.reserved",
                     value: read.reserved,
+                    known: Known::Zero,
                 });
             }
             let lens = [("parts.o_len", read.o_len), ("parts.lse_len", read.lse_len)];
@@ -515,6 +517,9 @@ unsafe fn read_plan(
     match words {
         [MAGIC, version, plan @ ..] if version == u64::from(types::AMLA_ABI_VERSION) => {
             Plan::from_words(plan).ok_or(Fault::NotAPlan)
+        }
+        [MAGIC, version, ..] if version != u64::from(types::AMLA_ABI_VERSION) => {
+            Err(Fault::PlanVersion { version })
         }
         _ => Err(Fault::NotAPlan),
     }

@@ -3,7 +3,7 @@
 use core::ffi::{c_char, c_void};
 
 /// Goes up when a program compiled against an older header would break.
-pub const AMLA_ABI_VERSION: u32 = 1;
+pub const AMLA_ABI_VERSION: u32 = 2;
 
 /// Alignment of a workspace, in bytes.
 pub const AMLA_WORKSPACE_ALIGN: usize = 64;
@@ -12,7 +12,7 @@ pub const AMLA_WORKSPACE_ALIGN: usize = 64;
 pub const AMLA_WORKSPACE_MAX: usize = 2 << 20;
 /// Enough for any plan, for memory that is set aside when a program is compiled.
 /// amla_plan_size() says how much is needed.
-pub const AMLA_PLAN_MAX: usize = 128;
+pub const AMLA_PLAN_MAX: usize = 256;
 /// Partial results that amla_merge() takes in one call.
 pub const AMLA_MERGE_MAX: usize = 64;
 /// Room for pairs of widths in amla_capability_set.
@@ -386,7 +386,7 @@ pub struct ErrorDetail {
     pub status: Status,
     /// What was given: a size, a length, an entry of a list.
     pub value: i64,
-    /// The smallest value allowed.
+    /// The smallest value allowed; what a plan was made for, of lists all rows.
     pub min: i64,
     /// The largest value allowed; the alignment needed, in bytes.
     pub max: i64,
@@ -401,7 +401,7 @@ pub struct ErrorDetail {
     /// dot the field of what it points to. AMLA_CAUSAL is "causal"; extra's parts are "extra_kv",
     /// "extra_indices" and "extra_topk_length".
     pub argument: [c_char; 32],
-    /// The other one, where two exclude each other.
+    /// The other one, where two exclude each other; what differs, where a plan doesn't fit.
     pub other: [c_char; 32],
     /// All of it as an English sentence, cut off where it is longer.
     pub message: [c_char; 192],

@@ -23,6 +23,8 @@ mod rows;
 // The library as it is, but for its root: that is a static library, which Rust can't call.
 #[path = "../src/call.rs"]
 mod call;
+#[path = "../src/choice.rs"]
+mod choice;
 #[path = "../src/encode.rs"]
 mod encode;
 #[path = "../src/environment.rs"]

@@ -9,6 +9,8 @@ mod c_abi;
 // The library as it is, but for its root: that is a static library, which Rust can't call.
 #[path = "../../ffi/src/call.rs"]
 mod call;
+#[path = "../../ffi/src/choice.rs"]
+mod choice;
 #[path = "../../ffi/src/encode.rs"]
 mod encode;
 #[path = "../../ffi/src/environment.rs"]

@@ -1,6 +1,6 @@
 //! Plans, tasks and partial results that belong to another problem, are out of range or too short.
 
-use amla::{Argument, Elements, Error, Options, Output, Plan, Shape, combine, run_task, run_tasks};
+use amla::{Argument, Elements, Error, Options, Output, Plan, combine, run_task, run_tasks};
 
 use crate::calls::{MEDIUM, SMALL, bits, default_on, pattern};
 use crate::common::{Case, backends, workspace};
@@ -113,11 +113,12 @@ fn refuses_plans_of_another_shape() {
     let mut workspace = workspace();
     let (problem, options) = (long.problem(), Options::default());
     let result = run_task(&problem, &options, &plan, 0, &mut workspace, &mut partials);
-    let error = result.unwrap_err();
-    assert!(
-        error.to_string().contains('2'),
-        "not the plan's 2 tasks: {error}"
-    );
+    let want = Error::PlanMismatch {
+        argument: Argument::CacheSeqlens,
+        planned: None,
+        given: Some(10),
+    };
+    assert_eq!(result, Err(want));
     assert_eq!(bits(&partials), bits(&pattern(partials.len())));
 }
 
@@ -130,9 +131,98 @@ fn plans_of_another_shape_with_as_many_tasks_are_told_apart() {
     let (mut o, mut lse) = (vec![0.0; case.sizes().0], vec![0.0; case.sizes().1]);
     let output = Output::dense(case.shape, Elements::F32(&mut o), &mut lse);
     let error = combine(&problem, &plan, &mut partials, output).unwrap_err();
-    let planned = Case::new(2, 2, 39, 3, SMALL).shape;
-    let given = case.shape;
-    assert_eq!(error, Error::PlanMismatch { planned, given });
+    let want = Error::PlanMismatch {
+        argument: Argument::SK,
+        planned: Some(39),
+        given: Some(40),
+    };
+    assert_eq!(error, want);
+    assert_eq!(error.to_string(), "the plan is for s_k 39, not 40");
+}
+
+/// Of a plan's numbers that differ in one word: its sizes, its counts, totals and hashes of its lists,
+/// its tasks and rows. The call has cache_seqlens 40, 7.
+fn first_difference(word: usize, planned: u64, given: u64) -> Error {
+    const ARGUMENTS: [Argument; 15] = [
+        Argument::B,
+        Argument::SQ,
+        Argument::SK,
+        Argument::HQ,
+        Argument::HKv,
+        Argument::DQk,
+        Argument::DV,
+        Argument::Window,
+        Argument::Topk,
+        Argument::ExtraTopk,
+        Argument::QIndptr,
+        Argument::KvIndptr,
+        Argument::CacheSeqlens,
+        Argument::TopkLength,
+        Argument::ExtraTopkLength,
+    ];
+    let (argument, hash) = match word {
+        0..10 => (ARGUMENTS[word], false),
+        10..20 => (ARGUMENTS[10 + (word - 10) / 2], word % 2 == 1),
+        _ => (Argument::Plan, false),
+    };
+    let there = |value: u64| match argument {
+        Argument::Window | Argument::Topk | Argument::ExtraTopk => value != u64::MAX,
+        _ => !hash || value != 0,
+    };
+    let number = |value: u64| {
+        let total = if argument == Argument::CacheSeqlens {
+            47
+        } else {
+            0
+        };
+        there(value).then_some(if hash { total } else { value })
+    };
+    Error::PlanMismatch {
+        argument,
+        planned: number(planned),
+        given: number(given),
+    }
+}
+
+#[test]
+fn a_mismatch_is_told_in_words() {
+    let told = |argument, planned, given| {
+        let error = Error::PlanMismatch {
+            argument,
+            planned,
+            given,
+        };
+        error.to_string()
+    };
+    let lens = Argument::CacheSeqlens;
+    for (got, want) in [
+        (
+            told(Argument::SQ, Some(1), Some(2)),
+            "the plan is for s_q 1, not 2",
+        ),
+        (
+            told(Argument::Window, None, Some(2)),
+            "the plan is for a call without window",
+        ),
+        (
+            told(lens, Some(47), None),
+            "the plan is for a call with cache_seqlens",
+        ),
+        (
+            told(lens, Some(47), Some(46)),
+            "the plan is for cache_seqlens of 47 rows in all, not 46",
+        ),
+        (
+            told(lens, Some(47), Some(47)),
+            "the plan is for other cache_seqlens, also of 47 rows in all",
+        ),
+        (
+            told(Argument::Plan, Some(1), Some(2)),
+            "the plan is damaged, or from another build",
+        ),
+    ] {
+        assert_eq!(got, want);
+    }
 }
 
 #[test]
@@ -143,6 +233,7 @@ fn plans_survive_as_numbers() {
     let words = plan.to_words();
     assert_eq!(Plan::from_words(words), Some(plan));
     // Numbers that no plan has, and those of a plan that isn't this problem's.
+    let mut told = 0;
     for i in 0..Plan::WORDS {
         for value in [0, 1, 257, 1 << 20, u64::MAX] {
             let mut other = words;
@@ -153,22 +244,11 @@ fn plans_survive_as_numbers() {
             let Some(other) = Plan::from_words(other) else {
                 continue;
             };
+            told += 1;
             let mut partials = pattern(plan.tasks() * plan.partial_len());
             let (options, mut workspace) = (Options::default(), workspace());
             let call = |output: Output| combine(&problem, &other, &mut partials, output);
-            let sizes = other.to_words().map(|word| word as usize);
-            let [b, s_q, s_k, h_q, h_kv, d_qk, d_v, ..] = sizes;
-            let planned = Shape {
-                b,
-                s_q,
-                s_k,
-                h_q,
-                h_kv,
-                d_qk,
-                d_v,
-            };
-            let given = case.shape;
-            let error = Error::PlanMismatch { planned, given };
+            let error = first_difference(i, value, words[i]);
             let want = (error, error.to_string());
             untouched(case.sizes(), |_| {}, call, &want, "combine");
             let result = run_tasks(
@@ -183,7 +263,9 @@ fn plans_survive_as_numbers() {
             assert_eq!(bits(&partials), bits(&pattern(partials.len())));
         }
     }
-    for (i, value) in [(5, 575), (6, 511), (8, 0), (8, 257)] {
+    assert!(told > 60, "{told} plans told apart");
+    let [rows, absent] = [Plan::WORDS - 1, 10];
+    for (i, value) in [(5, 575), (6, 511), (rows, 0), (rows, 257), (absent, 5)] {
         let mut none = words;
         none[i] = value;
         assert_eq!(Plan::from_words(none), None, "word {i} = {value}");

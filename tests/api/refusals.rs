@@ -59,7 +59,7 @@ fn overflow(argument: Argument, dimension: usize) -> Refusal {
         dimension,
     };
     let name = argument.name();
-    let text = format!("the extent of {name} overflows in dimension {dimension}");
+    let text = format!("sizes and strides of {name} overflow in dimension {dimension}");
     (error, text)
 }
 

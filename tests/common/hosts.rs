@@ -4,8 +4,8 @@
 use std::fmt::Debug;
 
 use amla::{
-    Backend, Data, Elements, Error, Lse, Options, Output, Pages, Plan, Problem, Shape, TailMask,
-    Tensor, combine, decode, reference, run_task,
+    Argument, Backend, Data, Elements, Error, Lse, Options, Output, Pages, Plan, Problem, Shape,
+    TailMask, Tensor, combine, decode, reference, run_task,
 };
 use half::bf16;
 use rand::seq::SliceRandom;
@@ -713,4 +713,51 @@ pub fn joined(parts: impl Iterator<Item = Bits>) -> Bits {
         all.1.extend(lse);
         all
     })
+}
+
+/// What differs first between two problems that don't have the same plan.
+pub fn plan_mismatch(planned: &Problem, given: &Problem) -> Error {
+    let sizes = |p: &Problem| {
+        let s = p.shape;
+        let sizes = [s.b, s.s_q, s.s_k, s.h_q, s.h_kv].map(Some);
+        sizes.into_iter().chain([p.window])
+    };
+    let arguments = [
+        Argument::B,
+        Argument::SQ,
+        Argument::SK,
+        Argument::HQ,
+        Argument::HKv,
+        Argument::Window,
+    ];
+    let sizes = arguments.into_iter().zip(sizes(planned).zip(sizes(given)));
+    let as_number = |size: usize| size as u64;
+    for (argument, (planned, given)) in sizes {
+        if planned != given {
+            return Error::PlanMismatch {
+                argument,
+                planned: planned.map(as_number),
+                given: given.map(as_number),
+            };
+        }
+    }
+    let lists: [(_, fn(&Problem<'_>) -> Option<Vec<i32>>); 3] = [
+        (Argument::QIndptr, |p| p.q_indptr.map(Vec::from)),
+        (Argument::KvIndptr, |p| p.kv_indptr.map(Vec::from)),
+        (Argument::CacheSeqlens, |p| p.cache_seqlens.map(Vec::from)),
+    ];
+    for (argument, list) in lists {
+        let total = |list: Vec<i32>| match argument {
+            Argument::CacheSeqlens => list.iter().map(|len| u64::from(len.unsigned_abs())).sum(),
+            _ => u64::from(list[0].abs_diff(list[list.len() - 1])),
+        };
+        if list(planned) != list(given) {
+            return Error::PlanMismatch {
+                argument,
+                planned: list(planned).map(total),
+                given: list(given).map(total),
+            };
+        }
+    }
+    panic!("the same plan");
 }

@@ -6,7 +6,7 @@ use amla::{
 };
 
 use crate::caller::{Caller, DIMS, HEADS, LENS, out_of_range, report, too_short, wrong_length};
-use crate::host::{Host, PATTERN, PLAIN, rows, untouched};
+use crate::host::{Host, PATTERN, PLAIN, plan_mismatch, rows, untouched};
 
 #[test]
 fn outputs() {
@@ -134,10 +134,7 @@ fn plans_and_tasks() {
                 (_, 39, _) => Some(&[39, 7]),
                 (.., lens) => lens,
             };
-            let want = Error::PlanMismatch {
-                planned: good.shape,
-                given: other.shape,
-            };
+            let want = plan_mismatch(good, &other);
             let result = run_task(&other, &options, &plan, 0, workspace, partials);
             caller.same(result, want);
             assert!(untouched(partials));

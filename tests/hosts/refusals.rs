@@ -7,7 +7,8 @@ use amla::{
 
 use crate::common::{backends, modes, workspace};
 use crate::host::{
-    Host, Keys, Layout, PATTERN, PLAIN, decoded, int, output, paged, rows, same, untouched,
+    Host, Keys, Layout, PATTERN, PLAIN, decoded, int, output, paged, plan_mismatch, rows, same,
+    untouched,
 };
 use crate::sizes::{MHA, SMALL};
 
@@ -408,10 +409,7 @@ fn refuses_plans_of_other_lengths() {
         for (_, given) in problems.iter().enumerate().filter(|&(j, _)| i != j) {
             // It is only the lengths that differ.
             assert_eq!(planned.shape, given.shape);
-            let want = Error::PlanMismatch {
-                planned: planned.shape,
-                given: given.shape,
-            };
+            let want = plan_mismatch(planned, given);
             plan_refused(given, given, &plan, &[0, 3], want);
         }
     }

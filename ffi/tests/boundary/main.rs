@@ -10,6 +10,8 @@ extern crate alloc;
 
 #[path = "../../src/call.rs"]
 mod call;
+#[path = "../../src/choice.rs"]
+mod choice;
 #[path = "../../src/encode.rs"]
 mod encode;
 #[path = "../../src/environment.rs"]
@@ -30,6 +32,7 @@ mod types;
 mod calls;
 mod encoders;
 mod library;
+mod messages;
 mod results;
 mod tensors;
 mod world;
