@@ -294,6 +294,18 @@ pub enum Error {
         /// The name of the requested backend.
         backend: &'static str,
     },
+    /// The process may not use the backend ([`Backend::set_max`](crate::Backend::set_max)).
+    BackendAboveMax {
+        /// The name of the requested backend.
+        backend: &'static str,
+        /// The name of the fastest that it may use.
+        max: &'static str,
+    },
+    /// A cap on backends came after one was detected or requested.
+    BackendInUse {
+        /// The name of the backend that was to be the fastest.
+        max: &'static str,
+    },
 }
 
 impl fmt::Display for Argument {
@@ -414,6 +426,13 @@ impl fmt::Display for Error {
                     _ => Ok(()),
                 }
             }
+            Self::BackendAboveMax { backend, max } => {
+                write!(f, "backend {backend} is above {max}, this process's cap")
+            }
+            Self::BackendInUse { max } => write!(
+                f,
+                "{max} can't be made the cap: this process has used a backend already"
+            ),
         }
     }
 }

@@ -12,8 +12,8 @@
 //! KiB of a microcontroller (`examples/bare-metal`). Blocks of keys are shorter, so results differ in
 //! their last bits. Widths and bounds on errors are the same (`docs/adr/0017`).
 //!
-//! No allocation, no threads, no global state but the processor's features, detected once. One
-//! thread calls [`decode`]; several share a [`Plan`]'s tasks ([`run_task`],
+//! No allocation, no threads, no global state but the processor's features, detected once, and a cap on backends
+//! ([`Backend::set_max`]). One thread calls [`decode`]; several share a [`Plan`]'s tasks ([`run_task`],
 //! [`combine`]), with the same result to the bit.
 //!
 //! ```

@@ -447,11 +447,14 @@ struct amla_part {
 #define AMLA_ERROR_NON_FINITE_SCALE 22
 
 // There is no backend of this name, or the processor lacks what it needs, or this process may not
-// use it (amla_permit_amx).
+// use it (amla_permit_amx, amla_set_max_backend).
 #define AMLA_ERROR_BACKEND_UNAVAILABLE 23
 
 // Refused for a reason that this interface has no number for yet; the message says which.
 #define AMLA_ERROR_OTHER 24
+
+// amla_set_max_backend() came after this process used a backend.
+#define AMLA_ERROR_BACKEND_IN_USE 25
 
 // BF16: what the kernel computes with, without a copy.
 #define AMLA_DTYPE_BF16 1
@@ -514,7 +517,7 @@ uint32_t amla_abi_version(void);
 const char *amla_version_string(void);
 
 // Name of the backend that calls use unless amla_call.backend names another: the fastest that
-// this processor can run.
+// this process can use.
 //
 // @return A string like "avx512bf16" or "portable", there as long as the library is.
 const char *amla_backend_name(void);
@@ -532,7 +535,22 @@ const char *amla_backend_name(void);
 // @return AMLA_OK if the process may use it, AMLA_ERROR_BACKEND_UNAVAILABLE otherwise.
 amla_status amla_permit_amx(void);
 
-// Name of a backend that this processor can run, the narrowest first. The fastest is
+// Caps the backend for the whole process, as oneDNN's dnnl_set_max_cpu_isa() does: for a host that
+// meets a bad one in the field. Backends are in the order portable, avx2, avx512, avx512bf16, amx on
+// x86, portable, neon, neonbf16 on AArch64. Those behind the cap are unavailable, whether the
+// processor has the cap itself or not.
+//
+// Call it before anything else but amla_permit_amx(). From the first call on that plans, computes,
+// merges or lists backends the cap stays. It is the library's one setting for a whole process. The
+// library reads no environment variables; a host that wants one passes it here:
+// `if (getenv("AMLA_MAX_BACKEND")) amla_set_max_backend(getenv("AMLA_MAX_BACKEND"));`
+//
+// @param name A backend's name.
+// @return AMLA_OK; AMLA_ERROR_NULL_POINTER; AMLA_ERROR_BACKEND_UNAVAILABLE if there is no such
+//   backend on this architecture; AMLA_ERROR_BACKEND_IN_USE if it comes too late.
+amla_status amla_set_max_backend(const char *name);
+
+// Name of a backend that this process can use, the narrowest first. The fastest is
 // amla_backend_name.
 //
 // @param index Which one.

@@ -275,7 +275,10 @@ const fn status_of(error: &Error) -> Status {
         Error::PlanMismatch { .. } => types::AMLA_ERROR_PLAN_MISMATCH,
         Error::NonFiniteScale { .. } => types::AMLA_ERROR_NON_FINITE_SCALE,
         Error::Misaligned { .. } => types::AMLA_ERROR_MISALIGNED,
-        Error::BackendUnavailable { .. } => types::AMLA_ERROR_BACKEND_UNAVAILABLE,
+        Error::BackendUnavailable { .. } | Error::BackendAboveMax { .. } => {
+            types::AMLA_ERROR_BACKEND_UNAVAILABLE
+        }
+        Error::BackendInUse { .. } => types::AMLA_ERROR_BACKEND_IN_USE,
         _ => types::AMLA_ERROR_OTHER,
     }
 }
@@ -289,7 +292,9 @@ const fn arguments_of(error: &Error) -> [&'static str; 2] {
         Error::Conflict { first, second } => [first.name(), second.name()],
         Error::PlanMismatch { argument, .. } => ["plan", argument.name()],
         Error::NonFiniteScale { .. } => ["softmax_scale", ""],
-        Error::BackendUnavailable { .. } => ["backend", ""],
+        Error::BackendUnavailable { .. }
+        | Error::BackendAboveMax { .. }
+        | Error::BackendInUse { .. } => ["backend", ""],
         Error::OutOfRange { argument, .. }
         | Error::TooShort { argument, .. }
         | Error::WrongLength { argument, .. }

@@ -5,7 +5,9 @@ use core::ptr;
 
 use amla::{Backend, BackendId, SUPPORTED_DIMS};
 
+use crate::call::backend_named;
 use crate::choice;
+use crate::fault::Fault;
 use crate::memory::fill;
 use crate::report::report;
 use crate::types::{self, CapabilitySet, Status};
@@ -64,7 +66,7 @@ fn c_name(id: Option<BackendId>) -> *const c_char {
 }
 
 /// Name of the backend that calls use unless amla_call.backend names another: the fastest that
-/// this processor can run.
+/// this process can use.
 ///
 /// @return A string like "avx512bf16" or "portable", there as long as the library is.
 #[unsafe(no_mangle)]
@@ -92,7 +94,37 @@ pub extern "C" fn amla_permit_amx() -> Status {
     }
 }
 
-/// Name of a backend that this processor can run, the narrowest first. The fastest is
+/// Caps the backend for the whole process, as oneDNN's dnnl_set_max_cpu_isa() does: for a host that
+/// meets a bad one in the field. Backends are in the order portable, avx2, avx512, avx512bf16, amx on
+/// x86, portable, neon, neonbf16 on AArch64. Those behind the cap are unavailable, whether the
+/// processor has the cap itself or not.
+///
+/// Call it before anything else but amla_permit_amx(). From the first call on that plans, computes,
+/// merges or lists backends the cap stays. It is the library's one setting for a whole process. The
+/// library reads no environment variables; a host that wants one passes it here:
+/// `if (getenv("AMLA_MAX_BACKEND")) amla_set_max_backend(getenv("AMLA_MAX_BACKEND"));`
+///
+/// @param name A backend's name.
+/// @return AMLA_OK; AMLA_ERROR_NULL_POINTER; AMLA_ERROR_BACKEND_UNAVAILABLE if there is no such
+///   backend on this architecture; AMLA_ERROR_BACKEND_IN_USE if it comes too late.
+///
+/// # Safety
+/// `name` is null, or a string that ends in a zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amla_set_max_backend(name: *const c_char) -> Status {
+    let body = || {
+        if name.is_null() {
+            return Err(Fault::Null { argument: "name" });
+        }
+        // SAFETY: not null (above), and so a string: this function's contract.
+        let id = unsafe { backend_named(name) }?;
+        Ok(Backend::set_max(id)?)
+    };
+    // SAFETY: without a detail nothing is written.
+    unsafe { report(ptr::null_mut(), body) }
+}
+
+/// Name of a backend that this process can use, the narrowest first. The fastest is
 /// amla_backend_name.
 ///
 /// @param index Which one.
@@ -185,6 +217,7 @@ pub extern "C" fn amla_status_string(status: Status) -> *const c_char {
         types::AMLA_ERROR_NON_FINITE_SCALE => c"softmax_scale is not finite",
         types::AMLA_ERROR_BACKEND_UNAVAILABLE => c"the backend can't be used",
         types::AMLA_ERROR_OTHER => c"refused",
+        types::AMLA_ERROR_BACKEND_IN_USE => c"a backend is in use already",
         _ => c"not a status of this library",
     };
     text.as_ptr()

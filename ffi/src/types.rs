@@ -74,10 +74,12 @@ pub const AMLA_ERROR_PLAN_MISMATCH: Status = 21;
 /// softmax_scale, or its product with log2(e), is infinite or not a number.
 pub const AMLA_ERROR_NON_FINITE_SCALE: Status = 22;
 /// There is no backend of this name, or the processor lacks what it needs, or this process may not
-/// use it (amla_permit_amx).
+/// use it (amla_permit_amx, amla_set_max_backend).
 pub const AMLA_ERROR_BACKEND_UNAVAILABLE: Status = 23;
 /// Refused for a reason that this interface has no number for yet; the message says which.
 pub const AMLA_ERROR_OTHER: Status = 24;
+/// amla_set_max_backend() came after this process used a backend.
+pub const AMLA_ERROR_BACKEND_IN_USE: Status = 25;
 
 /// How elements are stored. BF16 and FP16 numbers are the bits of a uint16_t.
 pub type Dtype = u32;

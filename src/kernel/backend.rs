@@ -1,6 +1,6 @@
 //! The choice of a backend: what the processor can run, and what a caller selects.
 
-use super::{Kernel, detect, portable};
+use super::{Kernel, cap, detect, portable};
 use crate::bits::Increment;
 use crate::error::Error;
 
@@ -68,13 +68,59 @@ impl BackendId {
         }
     }
 
+    /// Whether the processor runs it, and the process may use it.
     fn available(self) -> bool {
         struct Nothing;
         impl Visitor for Nothing {
             type Output = ();
             fn visit<K: Kernel>(self, _: K) {}
         }
-        self == Self::Portable || self.with(Nothing).is_ok()
+        self.within(Self::cap()) && (self == Self::Portable || self.with(Nothing).is_ok())
+    }
+
+    /// The process's cap, which stays from now on.
+    fn cap() -> Option<Self> {
+        Self::from_cap(cap::fixed(|| {
+            cap::environment(|name| {
+                let id = Self::from_name(name).filter(|id| id.is_of_this_architecture());
+                id.map(Self::to_cap)
+            })
+        }))
+    }
+
+    const fn to_cap(self) -> u32 {
+        self as u32 + 1
+    }
+
+    fn from_cap(cap: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|id| id.to_cap() == cap)
+    }
+
+    /// Whether a cap lets it be used.
+    fn within(self, cap: Option<Self>) -> bool {
+        match cap {
+            None => true,
+            Some(cap) => {
+                let below = self.to_cap() <= cap.to_cap() && self.is_arm() == cap.is_arm();
+                self == Self::Portable || below
+            }
+        }
+    }
+
+    const fn is_arm(self) -> bool {
+        matches!(self, Self::Neon | Self::NeonBf16)
+    }
+
+    /// Whether processors of the build's architecture may have it.
+    const fn is_of_this_architecture(self) -> bool {
+        match self {
+            Self::Portable => true,
+            Self::Neon | Self::NeonBf16 => cfg!(target_arch = "aarch64"),
+            Self::Avx2 => cfg!(target_arch = "x86_64"),
+            Self::Avx512 | Self::Avx512Bf16 | Self::Amx => {
+                cfg!(any(amla_emulated, target_arch = "x86_64"))
+            }
+        }
     }
 
     /// Calls `visitor` with the backend's token, or returns it if this processor or build has none, and for the portable
@@ -138,12 +184,42 @@ impl Backend {
     /// That backend and no other (but for [very few rows of AMX](BackendId::Amx)).
     ///
     /// # Errors
-    /// [`Error::BackendUnavailable`] if the processor lacks its instructions.
+    /// [`Error::BackendUnavailable`] if the processor lacks its instructions, [`Error::BackendAboveMax`] if this process
+    /// may not use it ([`set_max`](Self::set_max)).
     pub fn request(id: BackendId) -> Result<Self, Error> {
         if id.available() {
-            Ok(Self(id))
+            return Ok(Self(id));
+        }
+        let backend = id.name();
+        Err(match BackendId::cap() {
+            Some(max) if !id.within(Some(max)) => Error::BackendAboveMax {
+                backend,
+                max: max.name(),
+            },
+            _ => Error::BackendUnavailable { backend },
+        })
+    }
+
+    /// Bars all backends behind `id` in [`BackendId::ALL`] from this process, whether the processor has `id` or not:
+    /// for a host that meets a bad one in the field. [`detect`](Self::detect) doesn't find them, [`request`](Self::request)
+    /// refuses them. [`BackendId::Portable`] is always there.
+    ///
+    /// Call it before anything else: from the first detection or request on, the cap stays. It is the library's one
+    /// setting for a whole process. Where it isn't called, the environment variable `AMLA_MAX_BACKEND` sets the cap, if the
+    /// feature `std` is on; a name that isn't a backend's of this architecture is ignored.
+    ///
+    /// # Errors
+    /// [`Error::BackendUnavailable`] for a backend of another architecture, [`Error::BackendInUse`] if a backend has
+    /// been detected or requested.
+    pub fn set_max(id: BackendId) -> Result<(), Error> {
+        let backend = id.name();
+        if !id.is_of_this_architecture() {
+            return Err(Error::BackendUnavailable { backend });
+        }
+        if cap::set(id.to_cap()) {
+            Ok(())
         } else {
-            Err(Error::BackendUnavailable { backend: id.name() })
+            Err(Error::BackendInUse { max: backend })
         }
     }
 
@@ -158,9 +234,11 @@ impl Backend {
     /// Whether there is one already, [`detect`](Self::detect) and [`request`](Self::request) find out by the system call
     /// `arch_prctl`, on processors that have AMX: a filter of system calls has to let it return.
     ///
+    /// Below a cap that bars AMX ([`set_max`](Self::set_max)), the call does nothing and returns false.
+    ///
     /// [`sigaltstack`]: https://man7.org/linux/man-pages/man2/sigaltstack.2.html
     pub fn permit_amx() -> bool {
-        detect::permit_amx()
+        BackendId::Amx.within(BackendId::from_cap(cap::now())) && detect::permit_amx()
     }
 
     /// Which one it is.

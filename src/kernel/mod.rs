@@ -42,6 +42,7 @@ macro_rules! with_features {
 mod advance;
 mod backend;
 mod call;
+mod cap;
 mod detect;
 mod fp32;
 mod memory;

@@ -8,6 +8,7 @@ use super::source::{Source, everywhere, sources};
 /// unwind.
 const WITH_STD: &[&str] = &[
     "src/pool.rs",
+    "src/kernel/cap.rs",
     "src/kernel/emulated/processor.rs",
     "ffi/src/lib.rs",
 ];

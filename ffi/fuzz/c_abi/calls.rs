@@ -29,7 +29,7 @@ impl Caller {
     /// After every call.
     fn check(&self, status: Status) {
         assert!(
-            (types::AMLA_OK..=types::AMLA_ERROR_OTHER).contains(&status),
+            (types::AMLA_OK..=types::AMLA_ERROR_BACKEND_IN_USE).contains(&status),
             "{status}"
         );
         self.o.check();

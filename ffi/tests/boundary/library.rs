@@ -77,13 +77,32 @@ fn the_library_says_what_it_is_and_can_do() {
     );
     assert_eq!(
         string(info::amla_status_string(Status::MAX)),
-        string(info::amla_status_string(AMLA_ERROR_OTHER + 1)),
+        string(info::amla_status_string(AMLA_ERROR_BACKEND_IN_USE + 1)),
     );
+}
+
+/// In this process a backend was detected: `c/max_backend.c` has the calls that are done.
+#[test]
+fn a_cap_is_denied() {
+    let _ = Backend::detect();
+    let unknown = [c"", c"avx", c"Portable", c"portable ", c"amx\n", c"\xff"];
+    let foreign = if cfg!(target_arch = "aarch64") {
+        [c"avx2", c"avx512", c"avx512bf16"]
+    } else {
+        [c"neon", c"neonbf16", c"neonbf1"]
+    };
+    let names = unknown.into_iter().chain(foreign);
+    let cases = names.map(|name| (name.as_ptr(), AMLA_ERROR_BACKEND_UNAVAILABLE));
+    let late = (c"portable".as_ptr(), AMLA_ERROR_BACKEND_IN_USE);
+    for (name, status) in cases.chain([(null(), AMLA_ERROR_NULL_POINTER), late]) {
+        // SAFETY: null, or a string.
+        assert_eq!(unsafe { info::amla_set_max_backend(name) }, status);
+    }
 }
 
 #[test]
 fn every_status_has_its_words() {
-    let words: Vec<_> = (AMLA_OK..=AMLA_ERROR_OTHER)
+    let words: Vec<_> = (AMLA_OK..=AMLA_ERROR_BACKEND_IN_USE)
         // SAFETY: the strings are the library's constants.
         .map(|status| unsafe { CStr::from_ptr(info::amla_status_string(status)) })
         .collect();

@@ -17,8 +17,9 @@ mod common;
 mod host;
 
 use std::collections::BTreeSet;
+use std::process::Command;
 
-use toolchain::{c, tool, valgrind};
+use toolchain::{c, run, tool, valgrind};
 
 #[test]
 fn refusals() {
@@ -63,6 +64,19 @@ fn stack() {
         let names = printed.lines().filter_map(|line| line.split(' ').next());
         let measured: BTreeSet<_> = names.map(str::to_owned).collect();
         assert_eq!(measured, archive::declared());
+    }
+}
+
+/// Caps on backends, a process for each.
+#[test]
+fn caps() {
+    if !tool("gcc") {
+        return;
+    }
+    let program = c("gcc", "tests/c/max_backend.c").built();
+    for case in ["low", "last", "late", "other", "amx", "environment"] {
+        let mut command = Command::new(&program);
+        run(command.arg(case).env("AMLA_MAX_BACKEND", "portable"));
     }
 }
 

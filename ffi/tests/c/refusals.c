@@ -397,6 +397,10 @@ static void others(void) {
     DETAIL(amla_encode_int8(row, 576, values, 575, &scale, NULL) == AMLA_ERROR_WRONG_LENGTH);
     DETAIL(amla_encode_int8(row, 576, values, 576, NULL, NULL) == AMLA_ERROR_NULL_POINTER);
 
+    DETAIL(amla_set_max_backend(NULL) == AMLA_ERROR_NULL_POINTER);
+    DETAIL(amla_set_max_backend("") == AMLA_ERROR_BACKEND_UNAVAILABLE);
+    DETAIL(amla_set_max_backend("portabl") == AMLA_ERROR_BACKEND_UNAVAILABLE);
+    DETAIL(amla_set_max_backend("portable") == AMLA_ERROR_BACKEND_IN_USE);
     int amx = amla_permit_amx() == AMLA_OK;
     DETAIL(amx || amla_permit_amx() == AMLA_ERROR_BACKEND_UNAVAILABLE);
     DETAIL(amla_capabilities(NULL) == AMLA_ERROR_NULL_POINTER);
@@ -413,9 +417,9 @@ static void others(void) {
     DETAIL(amla_available_backend(set.backends_len) == NULL);
     DETAIL(strcmp(amla_available_backend(0), "portable") == 0);
     DETAIL(amla_version_string()[0] != 0);
-    for (amla_status status = -1; status <= AMLA_ERROR_OTHER + 1; status++)
+    for (amla_status status = -1; status <= AMLA_ERROR_BACKEND_IN_USE + 1; status++)
         for (amla_status other = 0; other < status; other++)
-            DETAIL(status > AMLA_ERROR_OTHER ||
+            DETAIL(status > AMLA_ERROR_BACKEND_IN_USE ||
                    strcmp(amla_status_string(status), amla_status_string(other)) != 0);
 }
 

@@ -35,7 +35,8 @@ static void check(int condition, const char *what) {
 /* The functions, and the most that each took. */
 
 enum {
-    ABI_VERSION, VERSION_STRING, BACKEND_NAME, PERMIT_AMX, AVAILABLE_BACKEND, CAPABILITIES,
+    ABI_VERSION, VERSION_STRING, BACKEND_NAME, PERMIT_AMX, SET_MAX_BACKEND, AVAILABLE_BACKEND,
+    CAPABILITIES,
     STATUS_STRING, PLAN_SIZE, PLAN, PLAN_QUERY, WORKSPACE_SIZE, RUN, RUN_TASKS, COMBINE, MERGE,
     ENCODE_FP8, ENCODE_MODEL1, ENCODE_INT8, FUNCTIONS
 };
@@ -114,6 +115,7 @@ static void abi_version(void) { version = BELOW(amla_abi_version()); }
 static void version_string(void) { text = BELOW(amla_version_string()); }
 static void backend_name(void) { text = BELOW(amla_backend_name()); }
 static void permit_amx(void) { status = BELOW(amla_permit_amx()); }
+static void set_max_backend(void) { status = BELOW(amla_set_max_backend("portable")); }
 static void available_backend(void) { text = BELOW(amla_available_backend(SIZE_MAX)); }
 static void get_capabilities(void) { status = BELOW(amla_capabilities(&capabilities)); }
 static void status_string(void) { text = BELOW(amla_status_string(status)); }
@@ -158,6 +160,7 @@ static const struct {
     [VERSION_STRING] = {"amla_version_string", version_string, 0},
     [BACKEND_NAME] = {"amla_backend_name", backend_name, 0},
     [PERMIT_AMX] = {"amla_permit_amx", permit_amx, 0},
+    [SET_MAX_BACKEND] = {"amla_set_max_backend", set_max_backend, 0},
     [AVAILABLE_BACKEND] = {"amla_available_backend", available_backend, 0},
     [CAPABILITIES] = {"amla_capabilities", get_capabilities, 0},
     [STATUS_STRING] = {"amla_status_string", status_string, 0},
@@ -442,8 +445,9 @@ int main(void) {
     measure(VERSION_STRING);
     measure(BACKEND_NAME);
     measure(AVAILABLE_BACKEND);
+    check(measure(SET_MAX_BACKEND) == AMLA_ERROR_BACKEND_IN_USE, "a cap, though too late");
     done(CAPABILITIES);
-    for (status = -1; status <= AMLA_ERROR_OTHER + 1; status++) measure(STATUS_STRING);
+    for (status = -1; status <= AMLA_ERROR_BACKEND_IN_USE + 1; status++) measure(STATUS_STRING);
     merges();
     encoders();
     report(0);
