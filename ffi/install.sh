@@ -47,7 +47,9 @@ fill() {
 
 lib=$destdir$prefix/$libdir
 mkdir -p "$destdir$prefix/include" "$lib/pkgconfig" "$lib/cmake/amla"
-install -m 644 "$ffi/include/amla.h" "$destdir$prefix/include/amla.h"
+for header in amla.h amla.cdef.h; do
+  install -m 644 "$ffi/include/$header" "$destdir$prefix/include/$header"
+done
 install -m 644 "$archive" "$lib/libamla.a"
 [ -z "$shared" ] || install -m 755 "$shared" "$lib/libamla.so"
 fill "$ffi/amla.pc.in" "$lib/pkgconfig/amla.pc"

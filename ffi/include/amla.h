@@ -4,12 +4,19 @@
  * Made by cbindgen from the documented Rust types in ffi/src: change those.
  *
  * Every struct begins with its own size: zero it, set struct_size to its sizeof, then the fields
- * that the call needs. In C, `struct amla_call call = {.struct_size = sizeof call, ...}`; in C++,
- * `amla_call call{}; call.struct_size = sizeof call;`.
+ * that the call needs. In C, `struct amla_call call = {.struct_size = sizeof call, ...}`; in C++20,
+ * `amla_call call{.b = 1, ...}`; before, `amla_call call{}; call.struct_size = sizeof call;`. Inline
+ * functions below initialise contiguous tensors and outputs, and dense calls; amla_mla_decode() is
+ * such a call in one line.
  *
  * Functions return AMLA_OK or why they refused; a refused call has written nothing but the
  * amla_error_detail. They allocate nothing, start no threads and may be called from any number of
  * threads at the same time, as long as none writes memory that another reads or writes.
+ *
+ * What the bits of a result depend on: its own request (queries, keys, options, s_q, h_q and h_kv, so
+ * the number of query rows), the backend, and how its keys are cut, which follows from their number.
+ * Never on other requests of the batch, on threads and tasks, or on addresses. Parts that
+ * amla_merge() merges are cut where the caller cuts.
  *
  * Sizes count elements unless they are said to be in bytes. Lists in brackets are dimensions,
  * outermost first.
@@ -21,6 +28,21 @@
 
 #include <stddef.h>
 #include <stdint.h>
+
+#ifdef __cplusplus
+#define AMLA_ZERO {}
+#else
+#define AMLA_ZERO {0}
+#endif
+
+// In C++20 fields have defaults, for designated initialisers: struct_size is right, the others are 0.
+#if defined(__cplusplus) && __cplusplus > 201703L
+#define AMLA_DEFAULT = {}
+#define AMLA_SIZE(type) = sizeof(type)
+#else
+#define AMLA_DEFAULT
+#define AMLA_SIZE(type)
+#endif
 
 // Goes up when a program compiled against an older header would break.
 #define AMLA_ABI_VERSION 2
@@ -41,6 +63,12 @@
 
 // Room for pairs of widths in amla_capability_set.
 #define AMLA_DIMS_MAX 16
+
+// Width of a query and of a cached row of DeepSeek's MLA.
+#define AMLA_MLA_D_QK 576
+
+// Width of its values, the first numbers of a cached row, and of a row of O.
+#define AMLA_MLA_D_V 512
 
 // Bytes of an FP8 row: 512 e4m3 numbers, 4 FP32 scales, 64 BF16 numbers.
 #define AMLA_FP8_ROW 656
@@ -82,21 +110,21 @@ typedef int32_t amla_status;
 // What this library can do.
 struct amla_capability_set {
     // sizeof(struct amla_capability_set).
-    uint32_t struct_size;
+    uint32_t struct_size AMLA_SIZE(amla_capability_set);
     // AMLA_ABI_VERSION of the library.
-    uint32_t abi_version;
+    uint32_t abi_version AMLA_DEFAULT;
     // AMLA_FEATURE_* that it has.
-    uint64_t features;
+    uint64_t features AMLA_DEFAULT;
     // Bit 1 << AMLA_DTYPE_* for each format that tensors may have.
-    uint32_t input_dtypes;
+    uint32_t input_dtypes AMLA_DEFAULT;
     // Bit 1 << AMLA_DTYPE_* for each format that O may have.
-    uint32_t output_dtypes;
+    uint32_t output_dtypes AMLA_DEFAULT;
     // How many pairs of widths there are.
-    uint32_t dims_len;
+    uint32_t dims_len AMLA_DEFAULT;
     // How many backends this processor can run.
-    uint32_t backends_len;
+    uint32_t backends_len AMLA_DEFAULT;
     // The pairs (d_qk, d_v).
-    uint32_t dims[AMLA_DIMS_MAX][2];
+    uint32_t dims[AMLA_DIMS_MAX][2] AMLA_DEFAULT;
 };
 
 // How the output accumulator follows the running maximum.
@@ -111,67 +139,67 @@ typedef uint32_t amla_dtype;
 // A tensor that is read. Its last dimension is contiguous.
 struct amla_tensor {
     // sizeof(struct amla_tensor).
-    uint32_t struct_size;
+    uint32_t struct_size AMLA_SIZE(amla_tensor);
     // AMLA_DTYPE_*, not AMLA_DTYPE_F32.
-    amla_dtype dtype;
+    amla_dtype dtype AMLA_DEFAULT;
     // The elements, aligned as their type.
-    const void *data;
+    const void *data AMLA_DEFAULT;
     // How many elements there are (bytes, for FP8 and MODEL1), from the first to the end
     // of the memory that may be read.
-    size_t len;
+    size_t len AMLA_DEFAULT;
     // Elements (bytes) from one index to the next, outermost dimension first, of every
     // dimension but the last.
-    size_t strides[3];
+    size_t strides[3] AMLA_DEFAULT;
     // AMLA_DTYPE_INT8: each row's scale. Otherwise not looked at.
-    const float *scales;
+    const float *scales AMLA_DEFAULT;
     // How many scales there are.
-    size_t scales_len;
+    size_t scales_len AMLA_DEFAULT;
     // Scales from one index to the next, as in strides.
-    size_t scale_strides[3];
+    size_t scale_strides[3] AMLA_DEFAULT;
     // AMLA_DTYPE_MODEL1: bytes from the start of a page (or request) to the scales of its
     // first row. Otherwise not looked at.
-    size_t model1_scales;
+    size_t model1_scales AMLA_DEFAULT;
     // AMLA_DTYPE_MODEL1: bytes from one row's AMLA_MODEL1_SCALES scales to the next's.
-    size_t model1_scale_stride;
+    size_t model1_scale_stride AMLA_DEFAULT;
 };
 
 // Places of the keys that each query position attends to, [b, s_q, topk].
 struct amla_indices {
     // sizeof(struct amla_indices).
-    uint32_t struct_size;
+    uint32_t struct_size AMLA_SIZE(amla_indices);
     // 0.
-    uint32_t reserved;
+    uint32_t reserved AMLA_DEFAULT;
     // The places. One is page * page_size + key in the page if the cache is paged,
     // otherwise the key's number within its request. Places that are negative or beyond
     // the cache are skipped.
-    const int32_t *indices;
+    const int32_t *indices AMLA_DEFAULT;
     // How many there are in memory.
-    size_t indices_len;
+    size_t indices_len AMLA_DEFAULT;
     // Places from one request to the next, and from one query position to the next.
-    size_t strides[2];
+    size_t strides[2] AMLA_DEFAULT;
     // Places of each query position.
-    size_t topk;
+    size_t topk AMLA_DEFAULT;
     // How many of them count, [b]; null if all.
-    const int32_t *topk_length;
+    const int32_t *topk_length AMLA_DEFAULT;
     // b; 0 if null.
-    size_t topk_length_len;
+    size_t topk_length_len AMLA_DEFAULT;
 };
 
 // A second cache for sparse attention, whose keys follow those of the first. Values are
 // the first d_v columns of its rows.
 struct amla_extra {
     // sizeof(struct amla_extra).
-    uint32_t struct_size;
+    uint32_t struct_size AMLA_SIZE(amla_extra);
     // 0.
-    uint32_t reserved;
+    uint32_t reserved AMLA_DEFAULT;
     // [pages, page_size, h_kv, d_qk].
-    const struct amla_tensor *kv;
+    const struct amla_tensor *kv AMLA_DEFAULT;
     // Pages of it.
-    size_t pages;
+    size_t pages AMLA_DEFAULT;
     // Keys of a page.
-    size_t page_size;
+    size_t page_size AMLA_DEFAULT;
     // The keys of each query position.
-    const struct amla_indices *indices;
+    const struct amla_indices *indices AMLA_DEFAULT;
 };
 
 // The base of lse.
@@ -187,26 +215,26 @@ typedef uint32_t amla_lse_empty;
 // it runs, also where strides leave gaps.
 struct amla_output {
     // sizeof(struct amla_output).
-    uint32_t struct_size;
+    uint32_t struct_size AMLA_SIZE(amla_output);
     // AMLA_DTYPE_F32 (unrounded), AMLA_DTYPE_BF16 or AMLA_DTYPE_F16 (rounded to nearest even).
-    amla_dtype dtype;
+    amla_dtype dtype AMLA_DEFAULT;
     // [b, s_q, h_q, d_v], the last dimension contiguous; [tokens, h_q, d_v] with q_indptr.
-    void *o;
+    void *o AMLA_DEFAULT;
     // Elements of o.
-    size_t o_len;
+    size_t o_len AMLA_DEFAULT;
     // Elements from one index to the next over (b, s_q, h_q); the first isn't looked at with
     // q_indptr.
-    size_t o_strides[3];
+    size_t o_strides[3] AMLA_DEFAULT;
     // [b, h_q, s_q], or [h_q, tokens] with q_indptr: logarithm of the sum of exponentials.
-    float *lse;
+    float *lse AMLA_DEFAULT;
     // Elements of lse.
-    size_t lse_len;
+    size_t lse_len AMLA_DEFAULT;
     // Elements from one index to the next over (b, h_q, s_q).
-    size_t lse_strides[3];
+    size_t lse_strides[3] AMLA_DEFAULT;
     // AMLA_LSE_BASE_*.
-    amla_lse_base lse_base;
+    amla_lse_base lse_base AMLA_DEFAULT;
     // AMLA_LSE_EMPTY_*.
-    amla_lse_empty lse_empty;
+    amla_lse_empty lse_empty AMLA_DEFAULT;
 };
 
 // One call: what to compute, from which memory, into which.
@@ -220,96 +248,96 @@ struct amla_output {
 // (-, token, head) with kv_indptr, or (page, key in the page, head) if the cache is paged.
 struct amla_call {
     // sizeof(struct amla_call).
-    uint32_t struct_size;
+    uint32_t struct_size AMLA_SIZE(amla_call);
     // AMLA_CAUSAL, or 0.
-    uint32_t flags;
+    uint32_t flags AMLA_DEFAULT;
     // Requests.
-    size_t b;
+    size_t b AMLA_DEFAULT;
     // Query positions of a request; the most of any with q_indptr.
-    size_t s_q;
+    size_t s_q AMLA_DEFAULT;
     // Keys of a request; the most of any with cache_seqlens or kv_indptr.
-    size_t s_k;
+    size_t s_k AMLA_DEFAULT;
     // Query heads, a multiple of h_kv.
-    size_t h_q;
+    size_t h_q AMLA_DEFAULT;
     // KV heads: 1 for MLA and MQA.
-    size_t h_kv;
+    size_t h_kv AMLA_DEFAULT;
     // Width of a query and of a key.
-    size_t d_qk;
+    size_t d_qk AMLA_DEFAULT;
     // Width of a value and of a row of O.
-    size_t d_v;
+    size_t d_v AMLA_DEFAULT;
     // Factor on the scores.
-    float softmax_scale;
+    float softmax_scale AMLA_DEFAULT;
     // AMLA_RESCALE_*.
-    amla_rescale rescale;
+    amla_rescale rescale AMLA_DEFAULT;
     // AMLA_PRECISION_*.
-    amla_precision precision;
+    amla_precision precision AMLA_DEFAULT;
     // 0.
-    uint32_t reserved;
+    uint32_t reserved AMLA_DEFAULT;
     // Name of the backend to use; null for the fastest that the processor has.
-    const char *backend;
+    const char *backend AMLA_DEFAULT;
     // Absorbed queries, [b, s_q, h_q, d_qk]; the first d_v columns of them if q_rope has the
     // others.
-    const struct amla_tensor *q;
+    const struct amla_tensor *q AMLA_DEFAULT;
     // The queries' rotary part, [b, s_q, h_q, d_qk - d_v], where it is a tensor of its own.
-    const struct amla_tensor *q_rope;
+    const struct amla_tensor *q_rope AMLA_DEFAULT;
     // The cache, [b, s_k, h_kv, d_qk]; the first d_v columns of it if k_rope has the others.
     // Unless v is given, its first d_v columns are the values.
-    const struct amla_tensor *kv;
+    const struct amla_tensor *kv AMLA_DEFAULT;
     // The keys' rotary part, [b, s_k, h_kv, d_qk - d_v], where it is a tensor of its own.
-    const struct amla_tensor *k_rope;
+    const struct amla_tensor *k_rope AMLA_DEFAULT;
     // Separate values, [b, s_k, h_kv, d_v].
-    const struct amla_tensor *v;
+    const struct amla_tensor *v AMLA_DEFAULT;
     // Ragged queries: where each request's begin in q, [b + 1]; request i has
     // q_indptr[i + 1] - q_indptr[i] positions, at most s_q. Outputs of tokens before the first
     // request's are not written.
-    const int32_t *q_indptr;
+    const int32_t *q_indptr AMLA_DEFAULT;
     // b + 1; 0 if null.
-    size_t q_indptr_len;
+    size_t q_indptr_len AMLA_DEFAULT;
     // A ragged cache: where each request's keys begin, [b + 1].
-    const int32_t *kv_indptr;
+    const int32_t *kv_indptr AMLA_DEFAULT;
     // b + 1; 0 if null.
-    size_t kv_indptr_len;
+    size_t kv_indptr_len AMLA_DEFAULT;
     // Valid keys of each request, [b]; all of them if null. Rows beyond are never read, but where
     // sparse chooses them from a paged cache.
-    const int32_t *cache_seqlens;
+    const int32_t *cache_seqlens AMLA_DEFAULT;
     // b; 0 if null.
-    size_t cache_seqlens_len;
+    size_t cache_seqlens_len AMLA_DEFAULT;
     // A paged cache: the page that holds keys i * page_size on of a request,
     // [b, max_blocks]. Entries of pages that a window hides from all queries, or behind a request's
     // last key, are never read.
-    const int32_t *block_table;
+    const int32_t *block_table AMLA_DEFAULT;
     // Entries of the block table in memory.
-    size_t block_table_len;
+    size_t block_table_len AMLA_DEFAULT;
     // Entries from one request to the next.
-    size_t max_blocks;
+    size_t max_blocks AMLA_DEFAULT;
     // Keys of a page; 0 if the cache isn't paged.
-    size_t page_size;
+    size_t page_size AMLA_DEFAULT;
     // Pages of the cache.
-    size_t pages;
+    size_t pages AMLA_DEFAULT;
     // How far back query j of a request's n sees: its own key, len - n + j, and window - 1
     // before it. Later keys are for AMLA_CAUSAL to hide. 0 for no limit.
-    size_t window;
+    size_t window AMLA_DEFAULT;
     // Which of a request's last keys each of its queries sees, instead of AMLA_CAUSAL:
     // [b, s_q, words] ([tokens, words] with q_indptr), words = tail / 64 rounded up; bit
     // i % 64 of word i / 64 is 1 where the query sees key len - tail + i. Keys before those it
     // sees anyway.
-    const uint64_t *tail_mask;
+    const uint64_t *tail_mask AMLA_DEFAULT;
     // Words of it in memory; 0 if null.
-    size_t tail_mask_len;
+    size_t tail_mask_len AMLA_DEFAULT;
     // How many keys tail_mask covers. Of a shorter request the first bits count for nothing.
-    size_t tail;
+    size_t tail AMLA_DEFAULT;
     // Each query attends to chosen keys only; not with AMLA_CAUSAL, window, tail_mask,
     // q_indptr, k_rope or v. The block table is then not looked at.
-    const struct amla_indices *sparse;
+    const struct amla_indices *sparse AMLA_DEFAULT;
     // A second cache; with sparse only.
-    const struct amla_extra *extra;
+    const struct amla_extra *extra AMLA_DEFAULT;
     // Attention sink of each query head, [h_q]: the natural logarithm of another term in the sum
     // that O is divided by. lse doesn't include it.
-    const float *sink;
+    const float *sink AMLA_DEFAULT;
     // h_q; 0 if null.
-    size_t sink_len;
+    size_t sink_len AMLA_DEFAULT;
     // Where results go. Functions that write none don't look at it.
-    const struct amla_output *output;
+    const struct amla_output *output AMLA_DEFAULT;
 };
 
 // Why a call was refused. Set struct_size before each call; the rest is written when a
@@ -319,61 +347,61 @@ struct amla_call {
 // beyond INT64_MAX are given as INT64_MAX.
 struct amla_error_detail {
     // sizeof(struct amla_error_detail).
-    uint32_t struct_size;
+    uint32_t struct_size AMLA_SIZE(amla_error_detail);
     // What the function returned.
-    amla_status status;
+    amla_status status AMLA_DEFAULT;
     // What was given: a size, a length, an entry of a list.
-    int64_t value;
+    int64_t value AMLA_DEFAULT;
     // The smallest value allowed; what a plan was made for, of lists all rows.
-    int64_t min;
+    int64_t min AMLA_DEFAULT;
     // The largest value allowed; the alignment needed, in bytes.
-    int64_t max;
+    int64_t max AMLA_DEFAULT;
     // Which request, which of amla_merge()'s parts, or which dimension, counted from the
     // outermost.
-    uint64_t index;
+    uint64_t index AMLA_DEFAULT;
     // Which entry of the request's part of a list.
-    uint64_t entry;
+    uint64_t entry AMLA_DEFAULT;
     // What was given where it is a floating-point number.
-    double number;
+    double number AMLA_DEFAULT;
     // The argument at fault, as it is spelt in amla_call, amla_output or the function; behind a
     // dot the field of what it points to. AMLA_CAUSAL is "causal"; extra's parts are "extra_kv",
     // "extra_indices" and "extra_topk_length".
-    char argument[32];
+    char argument[32] AMLA_DEFAULT;
     // The other one, where two exclude each other; what differs, where a plan doesn't fit.
-    char other[32];
+    char other[32] AMLA_DEFAULT;
     // All of it as an English sentence, cut off where it is longer.
-    char message[192];
+    char message[192] AMLA_DEFAULT;
 };
 
 // What a plan says.
 struct amla_plan_info {
     // sizeof(struct amla_plan_info).
-    uint32_t struct_size;
+    uint32_t struct_size AMLA_SIZE(amla_plan_info);
     // Written as 0.
-    uint32_t reserved;
+    uint32_t reserved AMLA_DEFAULT;
     // How many tasks there are.
-    size_t tasks;
+    size_t tasks AMLA_DEFAULT;
     // FP32 numbers that each task's result takes.
-    size_t partial_len;
+    size_t partial_len AMLA_DEFAULT;
     // FP32 numbers that all tasks' results take: tasks * partial_len, or SIZE_MAX where that is more.
-    size_t partials_len;
+    size_t partials_len AMLA_DEFAULT;
 };
 
 // A result over some of the keys: O in FP32 and lse, with the strides and lengths of
 // the output that it is merged into.
 struct amla_part {
     // sizeof(struct amla_part).
-    uint32_t struct_size;
+    uint32_t struct_size AMLA_SIZE(amla_part);
     // 0.
-    uint32_t reserved;
+    uint32_t reserved AMLA_DEFAULT;
     // O, FP32.
-    const float *o;
+    const float *o AMLA_DEFAULT;
     // As the output's o_len.
-    size_t o_len;
+    size_t o_len AMLA_DEFAULT;
     // The logarithms of the sums.
-    const float *lse;
+    const float *lse AMLA_DEFAULT;
     // As the output's lse_len.
-    size_t lse_len;
+    size_t lse_len AMLA_DEFAULT;
 };
 
 // The call was done.
@@ -640,6 +668,38 @@ amla_status amla_run(const struct amla_call *call,
                      size_t workspace_size,
                      struct amla_error_detail *detail);
 
+// A dense call of DeepSeek's MLA in one line: amla_run() of contiguous BF16 queries and cache, into
+// FP32, with the default options.
+//
+// As with AMLA_CAUSAL the queries of a request are those of its last s_q keys: query j sees the first
+// s_k - (s_q - 1 - j). With s_q = 1, a token at a time, all see all keys. A row that sees none gets
+// O = 0 and an infinite lse. All requests have s_k keys; for lengths of their own, pages, other formats
+// or several threads there is the full call, and for the reason of a refusal its detail.
+//
+// @param q Absorbed queries, BF16, [b, s_q, h_q, AMLA_MLA_D_QK].
+// @param kv The cache, BF16, [b, s_k, AMLA_MLA_D_QK]; the first AMLA_MLA_D_V numbers of a row are the value.
+// @param b Requests.
+// @param s_q Query positions of a request.
+// @param s_k Keys of a request.
+// @param h_q Query heads.
+// @param softmax_scale Factor on the scores.
+// @param o Where O goes, [b, s_q, h_q, AMLA_MLA_D_V].
+// @param lse Where the natural logarithms of the sums of exponentials go, [b, h_q, s_q].
+// @param workspace Memory to work in, aligned to AMLA_WORKSPACE_ALIGN.
+// @param workspace_size Bytes there; AMLA_WORKSPACE_MAX is enough.
+// @return AMLA_OK, or whatever is wrong with the arguments; then the outputs are untouched.
+amla_status amla_mla_decode(const uint16_t *q,
+                            const uint16_t *kv,
+                            size_t b,
+                            size_t s_q,
+                            size_t s_k,
+                            size_t h_q,
+                            float softmax_scale,
+                            float *o,
+                            float *lse,
+                            void *workspace,
+                            size_t workspace_size);
+
 // Computes tasks begin, begin + 1, ..., end - 1 of a plan.
 //
 // Any number of threads may do so at the same time, for disjoint ranges and with a workspace
@@ -766,5 +826,97 @@ amla_status amla_encode_int8(const uint16_t *row,
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus
+
+
+// Initialisers of contiguous tensors, outputs and dense calls. Other fields are 0: set those that the
+// call needs besides.
+
+// A contiguous tensor [n0, n1, n2, width]: queries [b, s_q, h_q, d_qk], a cache [b, s_k, h_kv, d_qk] or
+// [pages, page_size, h_kv, d_qk].
+//
+// For AMLA_DTYPE_FP8 width is AMLA_FP8_ROW. For AMLA_DTYPE_INT8 set scales too, [n0, n1, n2] of them.
+//
+// @return The tensor.
+static inline struct amla_tensor amla_tensor_contiguous(amla_dtype dtype, const void *data,
+                                                        size_t n0, size_t n1, size_t n2,
+                                                        size_t width)
+{
+    struct amla_tensor tensor = AMLA_ZERO;
+    tensor.struct_size = (uint32_t)sizeof tensor;
+    tensor.dtype = dtype;
+    tensor.data = data;
+    tensor.len = n0 * n1 * n2 * width;
+    tensor.strides[0] = n1 * n2 * width;
+    tensor.strides[1] = n2 * width;
+    tensor.strides[2] = width;
+    tensor.scales_len = n0 * n1 * n2;
+    tensor.scale_strides[0] = n1 * n2;
+    tensor.scale_strides[1] = n2;
+    tensor.scale_strides[2] = 1;
+    return tensor;
+}
+
+// Contiguous outputs: o [b, s_q, h_q, d_v], and lse [b, h_q, s_q] with natural logarithms.
+//
+// @return The output.
+static inline struct amla_output amla_output_contiguous(amla_dtype dtype, void *o, float *lse,
+                                                        size_t b, size_t s_q, size_t h_q,
+                                                        size_t d_v)
+{
+    struct amla_output output = AMLA_ZERO;
+    output.struct_size = (uint32_t)sizeof output;
+    output.dtype = dtype;
+    output.o = o;
+    output.o_len = b * s_q * h_q * d_v;
+    output.o_strides[0] = s_q * h_q * d_v;
+    output.o_strides[1] = h_q * d_v;
+    output.o_strides[2] = d_v;
+    output.lse = lse;
+    output.lse_len = b * h_q * s_q;
+    output.lse_strides[0] = h_q * s_q;
+    output.lse_strides[1] = s_q;
+    output.lse_strides[2] = 1;
+    return output;
+}
+
+// A dense call of MLA: one KV head, rows of AMLA_MLA_D_QK numbers whose first AMLA_MLA_D_V are the
+// value. For other widths or more KV heads change d_qk, d_v and h_kv.
+//
+// @return The call.
+static inline struct amla_call amla_call_mla(const struct amla_tensor *q,
+                                             const struct amla_tensor *kv,
+                                             const struct amla_output *output, size_t b,
+                                             size_t s_q, size_t s_k, size_t h_q,
+                                             float softmax_scale)
+{
+    struct amla_call call = AMLA_ZERO;
+    call.struct_size = (uint32_t)sizeof call;
+    call.b = b;
+    call.s_q = s_q;
+    call.s_k = s_k;
+    call.h_q = h_q;
+    call.h_kv = 1;
+    call.d_qk = AMLA_MLA_D_QK;
+    call.d_v = AMLA_MLA_D_V;
+    call.softmax_scale = softmax_scale;
+    call.q = q;
+    call.kv = kv;
+    call.output = output;
+    return call;
+}
+
+// A detail for a function to write the reason of a refusal to.
+//
+// @return The detail.
+static inline struct amla_error_detail amla_error_detail_init(void)
+{
+    struct amla_error_detail detail = AMLA_ZERO;
+    detail.struct_size = (uint32_t)sizeof detail;
+    return detail;
+}
+
+#undef AMLA_ZERO
+#undef AMLA_DEFAULT
+#undef AMLA_SIZE
 
 #endif  /* AMLA_H */

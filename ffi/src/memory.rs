@@ -51,6 +51,17 @@ structs!(
     CapabilitySet
 );
 
+/// A struct of the library's own, as callers begin one: its size, and zeros.
+pub fn blank<T: Struct>() -> T {
+    // SAFETY: every bit pattern is a value (`Struct`).
+    let mut blank: T = unsafe { core::mem::zeroed() };
+    #[expect(clippy::cast_possible_truncation, reason = "some hundred bytes")]
+    let size = size_of::<T>() as u32;
+    // SAFETY: an exclusively borrowed struct, which begins with its `struct_size`, a `u32` (`Struct`).
+    unsafe { (&raw mut blank).cast::<u32>().write(size) };
+    blank
+}
+
 /// Memory of a call, as addresses.
 #[derive(Clone, Copy)]
 struct Region {

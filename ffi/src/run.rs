@@ -1,15 +1,16 @@
 //! Planning, running, combining, merging.
 
 use core::ffi::c_void;
+use core::ptr;
 
 use amla::{Part, Plan, Shape, Workspace, combine, decode, merge, run_tasks};
 
 use crate::call::{options, output, problem, read_call};
 use crate::choice::Known;
 use crate::fault::Fault;
-use crate::memory::{Regions, Written, fill, put, read, sized, slice};
+use crate::memory::{Regions, Written, blank, fill, put, read, sized, slice};
 use crate::report::report;
-use crate::types::{self, Call, ErrorDetail, Output, PlanInfo, Status};
+use crate::types::{self, Call, ErrorDetail, Output, PlanInfo, Status, Tensor};
 
 /// What a plan in memory begins with, so that other memory is not taken for one.
 const MAGIC: u64 = u64::from_le_bytes(*b"amlaplan");
@@ -185,27 +186,126 @@ pub unsafe extern "C" fn amla_run(
     workspace_size: usize,
     detail: *mut ErrorDetail,
 ) -> Status {
-    let body = || {
-        let mut regions = Regions::new();
-        // SAFETY: the caller's pointers are as documented: this function's contract.
-        let call = unsafe { read_call(&mut regions, call) }?;
-        // SAFETY: the caller's pointers are as documented, for as long as this call runs: this
-        // function's contract.
-        let problem = unsafe { problem(&mut regions, &call) }?;
-        // SAFETY: the caller's pointers are as documented: this function's contract.
-        let options = unsafe { options(&call) }?;
-        // SAFETY: the caller's pointers are as documented: this function's contract.
-        let output = unsafe { output(&mut regions, call.output) }?;
-        let workspace = working(&mut regions, workspace, workspace_size)?;
-        regions.check()?;
-        // SAFETY: the regions were checked; that nobody else touches outputs and workspace
-        // meanwhile is this function's contract.
-        let (output, workspace) = unsafe { (output.claim(), workspace.claim()) };
-        let workspace = Workspace::from_bytes(workspace)?;
-        Ok(decode(&problem, &options, workspace, output)?)
-    };
+    // SAFETY: the caller's pointers are as documented: this function's contract.
+    let body = || unsafe { run(call, workspace, workspace_size) };
     // SAFETY: the caller's pointers are as documented: this function's contract.
     unsafe { report(detail, body) }
+}
+
+/// A dense call of DeepSeek's MLA in one line: amla_run() of contiguous BF16 queries and cache, into
+/// FP32, with the default options.
+///
+/// As with AMLA_CAUSAL the queries of a request are those of its last s_q keys: query j sees the first
+/// s_k - (s_q - 1 - j). With s_q = 1, a token at a time, all see all keys. A row that sees none gets
+/// O = 0 and an infinite lse. All requests have s_k keys; for lengths of their own, pages, other formats
+/// or several threads there is the full call, and for the reason of a refusal its detail.
+///
+/// @param q Absorbed queries, BF16, [b, s_q, h_q, AMLA_MLA_D_QK].
+/// @param kv The cache, BF16, [b, s_k, AMLA_MLA_D_QK]; the first AMLA_MLA_D_V numbers of a row are the value.
+/// @param b Requests.
+/// @param s_q Query positions of a request.
+/// @param s_k Keys of a request.
+/// @param h_q Query heads.
+/// @param softmax_scale Factor on the scores.
+/// @param o Where O goes, [b, s_q, h_q, AMLA_MLA_D_V].
+/// @param lse Where the natural logarithms of the sums of exponentials go, [b, h_q, s_q].
+/// @param workspace Memory to work in, aligned to AMLA_WORKSPACE_ALIGN.
+/// @param workspace_size Bytes there; AMLA_WORKSPACE_MAX is enough.
+/// @return AMLA_OK, or whatever is wrong with the arguments; then the outputs are untouched.
+///
+/// # Safety
+/// Pointers are null, or to memory as long as its dimensions say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amla_mla_decode(
+    q: *const u16,
+    kv: *const u16,
+    b: usize,
+    s_q: usize,
+    s_k: usize,
+    h_q: usize,
+    softmax_scale: f32,
+    o: *mut f32,
+    lse: *mut f32,
+    workspace: *mut c_void,
+    workspace_size: usize,
+) -> Status {
+    const D_QK: usize = types::AMLA_MLA_D_QK;
+    const D_V: usize = types::AMLA_MLA_D_V;
+    // Where that is more than there are numbers for, no memory is as long, and the call refused.
+    let contiguous = |n1: usize, n2: usize, width: usize| {
+        let inner = n2.saturating_mul(width);
+        let outer = n1.saturating_mul(inner);
+        (b.saturating_mul(outer), [outer, inner, width])
+    };
+    let tensor = |data: *const u16, (len, strides)| Tensor {
+        dtype: types::AMLA_DTYPE_BF16,
+        data: data.cast(),
+        len,
+        strides,
+        ..blank()
+    };
+    let queries = tensor(q, contiguous(s_q, h_q, D_QK));
+    let cache = tensor(kv, contiguous(s_k, 1, D_QK));
+    let (o_len, o_strides) = contiguous(s_q, h_q, D_V);
+    let (lse_len, lse_strides) = contiguous(h_q, s_q, 1);
+    let output = Output {
+        dtype: types::AMLA_DTYPE_F32,
+        o: o.cast(),
+        o_len,
+        o_strides,
+        lse,
+        lse_len,
+        lse_strides,
+        ..blank()
+    };
+    let call = Call {
+        flags: types::AMLA_CAUSAL,
+        b,
+        s_q,
+        s_k,
+        h_q,
+        h_kv: 1,
+        d_qk: D_QK,
+        d_v: D_V,
+        softmax_scale,
+        q: &raw const queries,
+        kv: &raw const cache,
+        output: &raw const output,
+        ..blank()
+    };
+    // SAFETY: the structs are this function's and outlive the call; what they point to is as documented:
+    // this function's contract.
+    let body = || unsafe { run(&raw const call, workspace, workspace_size) };
+    // SAFETY: without a detail nothing is written.
+    unsafe { report(ptr::null_mut(), body) }
+}
+
+/// A call at once.
+///
+/// # Safety
+/// Pointers are as documented with what they point to.
+unsafe fn run(
+    call: *const Call,
+    workspace: *mut c_void,
+    workspace_size: usize,
+) -> Result<(), Fault> {
+    let mut regions = Regions::new();
+    // SAFETY: the caller's pointers are as documented: this function's contract.
+    let call = unsafe { read_call(&mut regions, call) }?;
+    // SAFETY: the caller's pointers are as documented, for as long as this call runs: this
+    // function's contract.
+    let problem = unsafe { problem(&mut regions, &call) }?;
+    // SAFETY: the caller's pointers are as documented: this function's contract.
+    let options = unsafe { options(&call) }?;
+    // SAFETY: the caller's pointers are as documented: this function's contract.
+    let output = unsafe { output(&mut regions, call.output) }?;
+    let workspace = working(&mut regions, workspace, workspace_size)?;
+    regions.check()?;
+    // SAFETY: the regions were checked; that nobody else touches outputs and workspace
+    // meanwhile is this function's contract.
+    let (output, workspace) = unsafe { (output.claim(), workspace.claim()) };
+    let workspace = Workspace::from_bytes(workspace)?;
+    Ok(decode(&problem, &options, workspace, output)?)
 }
 
 /// Computes tasks begin, begin + 1, ..., end - 1 of a plan.

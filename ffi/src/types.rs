@@ -17,6 +17,10 @@ pub const AMLA_PLAN_MAX: usize = 256;
 pub const AMLA_MERGE_MAX: usize = 64;
 /// Room for pairs of widths in amla_capability_set.
 pub const AMLA_DIMS_MAX: usize = 16;
+/// Width of a query and of a cached row of DeepSeek's MLA.
+pub const AMLA_MLA_D_QK: usize = 576;
+/// Width of its values, the first numbers of a cached row, and of a row of O.
+pub const AMLA_MLA_D_V: usize = 512;
 /// Bytes of an FP8 row: 512 e4m3 numbers, 4 FP32 scales, 64 BF16 numbers.
 pub const AMLA_FP8_ROW: usize = 656;
 /// Bytes of a MODEL1 row: 448 e4m3 numbers, 64 BF16 numbers.

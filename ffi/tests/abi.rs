@@ -44,9 +44,22 @@ mod run;
 #[path = "../src/types.rs"]
 mod types;
 
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
 #[test]
 fn seeds() {
     corpus::replay("c_abi", c_abi::run);
+}
+
+/// Dense calls in one line, wrong ones among them, of which few inputs above have any.
+#[test]
+fn one_line() {
+    let mut random = ChaCha8Rng::seed_from_u64(45);
+    for _ in 0..400 {
+        let data: [u8; 64] = random.random();
+        c_abi::mla(&mut draw::Draw::new(&data));
+    }
 }
 
 /// Of two NaNs, the sum of two tasks' results took over one, `amla_run`'s the other.

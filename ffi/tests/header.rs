@@ -1,4 +1,5 @@
-//! `include/amla.h` is what cbindgen makes of the sources. `AMLA_BLESS=1` writes it.
+//! `include/amla.h` and `include/amla.cdef.h` are what cbindgen makes of the sources. `AMLA_BLESS=1` writes
+//! them.
 
 use std::path::Path;
 use std::{env, fs};
@@ -7,8 +8,29 @@ use std::{env, fs};
 const SOURCES: [&str; 4] = ["types", "info", "run", "encode"];
 
 #[test]
-fn the_header_is_what_the_sources_say() {
+fn the_headers_are_what_the_sources_say() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let made = made(root);
+    let inline = fs::read_to_string(root.join("src/inline.h")).unwrap();
+    for (file, text) in [
+        ("amla.h", header(&made, &inline)),
+        ("amla.cdef.h", cdef(&made)),
+    ] {
+        let path = root.join("include").join(file);
+        if env::var_os("AMLA_BLESS").is_some() {
+            fs::write(&path, &text).unwrap();
+        }
+        let committed = fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            committed == text,
+            "{} isn't what the sources say: run this test with AMLA_BLESS=1",
+            path.display()
+        );
+    }
+}
+
+/// What cbindgen makes, without what only Rust's readers need.
+fn made(root: &Path) -> String {
     let config = cbindgen::Config::from_file(root.join("cbindgen.toml")).unwrap();
     let mut builder = cbindgen::Builder::new().with_config(config);
     for source in SOURCES {
@@ -16,20 +38,10 @@ fn the_header_is_what_the_sources_say() {
     }
     let mut made = Vec::new();
     builder.generate().unwrap().write(&mut made);
-    let made = tidied(&String::from_utf8(made).unwrap());
-    let path = root.join("include/amla.h");
-    if env::var_os("AMLA_BLESS").is_some() {
-        fs::write(&path, &made).unwrap();
-    }
-    let committed = fs::read_to_string(&path).unwrap_or_default();
-    assert!(
-        committed == made,
-        "{} isn't what the sources say: run this test with AMLA_BLESS=1",
-        path.display()
-    );
+    tidied(&String::from_utf8(made).unwrap())
 }
 
-/// Without what only Rust's readers need, which cbindgen has no setting for.
+/// cbindgen has no setting for that.
 fn tidied(made: &str) -> String {
     let mut lines = Vec::new();
     let mut skipping = false;
@@ -46,4 +58,108 @@ fn tidied(made: &str) -> String {
         lines.push(line.to_owned());
     }
     format!("{}\n", lines.join("\n").trim())
+}
+
+// -------------------------------------------------------------------------------------------------
+// C and C++
+// -------------------------------------------------------------------------------------------------
+
+/// Before the first item. C++ compilers warn of fields that a designated initialiser leaves out unless they
+/// have defaults. Before C++20, which has such initialisers, the structs stay trivial: compilers warn of memset() on others.
+const DEFAULTS: &str = "\
+#ifdef __cplusplus
+#define AMLA_ZERO {}
+#else
+#define AMLA_ZERO {0}
+#endif
+
+// In C++20 fields have defaults, for designated initialisers: struct_size is right, the others are 0.
+#if defined(__cplusplus) && __cplusplus > 201703L
+#define AMLA_DEFAULT = {}
+#define AMLA_SIZE(type) = sizeof(type)
+#else
+#define AMLA_DEFAULT
+#define AMLA_SIZE(type)
+#endif
+
+";
+
+/// At the end.
+const UNDEFINED: &str = "\
+#undef AMLA_ZERO
+#undef AMLA_DEFAULT
+#undef AMLA_SIZE
+
+";
+
+/// With defaults of fields, and the inline functions.
+fn header(made: &str, inline: &str) -> String {
+    const INCLUDES: &str = "#include <stdint.h>\n\n";
+    const END: &str = "#endif  /* AMLA_H */\n";
+    let (before, rest) = made.split_once(INCLUDES).unwrap();
+    let (items, end) = rest.split_at(rest.rfind(END).unwrap());
+    let mut text = format!("{before}{INCLUDES}{DEFAULTS}");
+    let mut within = None;
+    for line in items.lines() {
+        if let Some(name) = struct_begun(line) {
+            within = Some(name);
+        } else if line == "};" {
+            within = None;
+        }
+        match (within, line.trim().strip_suffix(';')) {
+            (Some(name), Some("uint32_t struct_size")) => {
+                text += &format!("    uint32_t struct_size AMLA_SIZE({name});\n");
+            }
+            (Some(_), Some(field)) if !field.starts_with("//") => {
+                text += &format!("    {field} AMLA_DEFAULT;\n");
+            }
+            _ => text += &format!("{line}\n"),
+        }
+    }
+    format!("{text}\n{inline}\n{UNDEFINED}{end}")
+}
+
+/// The name of a struct, on the line that begins it.
+fn struct_begun(line: &str) -> Option<&str> {
+    line.strip_prefix("struct ")?.strip_suffix(" {")
+}
+
+// -------------------------------------------------------------------------------------------------
+// Parsers of C without a preprocessor
+// -------------------------------------------------------------------------------------------------
+
+/// Declarations alone: no comments, and constants as those of enums.
+fn cdef(made: &str) -> String {
+    let mut text = String::new();
+    let mut constants = Vec::new();
+    for line in made.lines() {
+        let code = line.trim();
+        let constant = code.strip_prefix("#define AMLA_");
+        if let Some((name, value)) = constant.and_then(|rest| rest.split_once(' ')) {
+            constants.push(format!("    AMLA_{name} = {}", number(value)));
+            continue;
+        }
+        let is_code = !["", "}", "extern \"C\" {"].contains(&code)
+            && !["#", "/", "*", "}  //"]
+                .iter()
+                .any(|start| code.starts_with(start));
+        if is_code {
+            if !constants.is_empty() {
+                text += &format!("enum {{\n{}\n}};\n", constants.join(",\n"));
+                constants.clear();
+            }
+            text += &format!("{line}\n");
+        }
+    }
+    assert!(constants.is_empty());
+    text
+}
+
+/// A literal, or one shifted.
+fn number(value: &str) -> u64 {
+    let value = value.trim_matches(['(', ')']);
+    match value.split_once(" << ") {
+        Some((number, shift)) => number.parse::<u64>().unwrap() << shift.parse::<u32>().unwrap(),
+        None => value.parse().unwrap(),
+    }
 }

@@ -9,6 +9,7 @@ mod caller;
 mod calls;
 mod encoders;
 mod memory;
+mod mla;
 mod overwrite;
 
 use amla::BackendId;
@@ -19,6 +20,7 @@ use crate::hosts::decoded;
 use crate::types;
 use caller::Caller;
 use encoders::encoders;
+pub use mla::mla;
 
 pub fn run(data: &[u8]) {
     let (own, rest) = data.split_at(data.len().min(64));
@@ -26,6 +28,7 @@ pub fn run(data: &[u8]) {
         let mut draw = Draw::new(own);
         if draw.once_in(16) {
             encoders(&mut draw);
+            mla(&mut draw);
         }
         let mut options = call.options;
         options.backend = one_that_runs(&mut draw);

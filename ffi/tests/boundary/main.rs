@@ -33,6 +33,7 @@ mod calls;
 mod encoders;
 mod library;
 mod messages;
+mod mla;
 mod results;
 mod tensors;
 mod world;

@@ -6,12 +6,14 @@ use std::process::Command;
 
 use crate::toolchain::{c, library, root, run, scratch, tool};
 
-/// Functions that the header declares.
+/// Functions that the header declares and the library has.
 pub fn declared() -> BTreeSet<String> {
     let header = fs::read_to_string(root().join("include/amla.h")).unwrap();
-    let code = header
-        .lines()
-        .filter(|line| !line.starts_with("//") && !line.starts_with(' '));
+    let code = header.lines().filter(|line| {
+        !["//", " ", "static inline"]
+            .iter()
+            .any(|start| line.starts_with(start))
+    });
     let names = code.filter_map(|line| line.split_once('('));
     let names = names.filter_map(|(before, _)| before.rsplit([' ', '*']).next());
     names

@@ -100,6 +100,7 @@ fn cases(len: usize, all: bool) -> Cases {
         cases.encode(row);
     }
     merges(&mut cases);
+    one_line(&mut cases, len);
     cases
 }
 
@@ -156,6 +157,18 @@ fn stored(len: usize, add: &mut impl FnMut(&Problem)) {
         },
         ..case.problem()
     });
+}
+
+fn one_line(cases: &mut Cases, len: usize) {
+    for [b, s_q, s_k, h_q] in [
+        [1, 1, len, 16],
+        [2, 3, 100, 5],
+        [3, 2, 1, 1],
+        [1, 1, 0, 2],
+        [0, 1, 7, 2],
+    ] {
+        cases.mla(&Case::new(b, s_q, s_k, h_q, MLA).problem());
+    }
 }
 
 fn merges(cases: &mut Cases) {
@@ -222,6 +235,7 @@ fn c_computes_it_under_valgrind() {
         });
         cases.encode(&normal(9, 3.0, 600));
         merges(&mut cases);
+        one_line(&mut cases, 200);
         cases.compare(&scratch("cases"), |cases, results| {
             valgrind(&program, &[cases, results]);
         });

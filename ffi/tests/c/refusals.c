@@ -361,6 +361,82 @@ static void plans(void) {
     REFUSED(TASKS | COMBINE | QUERY, NOT_A_PLAN, "plan", w.plan_memory = bad);
 }
 
+/* Arguments of amla_mla_decode(), all of them good: a request of 2 positions, 3 keys and 2 heads. */
+static struct {
+    const uint16_t *q, *kv;
+    size_t b, s_q, s_k, h_q;
+    float scale, *o, *lse;
+    void *workspace;
+    size_t workspace_size;
+} m;
+
+static void good_mla(void) {
+    static uint16_t mla_q[2 * 2 * AMLA_MLA_D_QK], mla_kv[3 * AMLA_MLA_D_QK];
+    static float mla_o[2 * 2 * AMLA_MLA_D_V], mla_lse[2 * 2];
+    m.q = mla_q, m.kv = mla_kv, m.o = mla_o, m.lse = mla_lse;
+    m.b = 1, m.s_q = 2, m.s_k = 3, m.h_q = 2, m.scale = 0.1F;
+    m.workspace = workspace, m.workspace_size = sizeof workspace;
+}
+
+static amla_status run_mla(void) {
+    return amla_mla_decode(m.q, m.kv, m.b, m.s_q, m.s_k, m.h_q, m.scale, m.o, m.lse, m.workspace,
+                           m.workspace_size);
+}
+
+static void refused_mla(const char *name, amla_status want) {
+    amla_status got = run_mla();
+    good_mla();
+    int touched = !is_filled(m.o, 2 * 2 * AMLA_MLA_D_V * sizeof *m.o) ||
+                  !is_filled(m.lse, 2 * 2 * sizeof *m.lse);
+    if (got != want || touched) {
+        failures++;
+        fprintf(stderr, "amla_mla_decode, %s: status %d (want %d)%s\n", name, got, want,
+                touched ? ", WRITTEN" : "");
+    }
+}
+
+#define REFUSED_MLA(status, ...)                                                                  \
+    do {                                                                                          \
+        __VA_ARGS__;                                                                              \
+        refused_mla(#__VA_ARGS__, AMLA_ERROR_##status);                                           \
+    } while (0)
+
+static void mla(void) {
+    good_mla();
+    memset(m.o, 0xa5, 2 * 2 * AMLA_MLA_D_V * sizeof *m.o);
+    memset(m.lse, 0xa5, 2 * 2 * sizeof *m.lse);
+    REFUSED_MLA(NULL_POINTER, m.q = NULL);
+    REFUSED_MLA(NULL_POINTER, m.kv = NULL);
+    REFUSED_MLA(NULL_POINTER, m.o = NULL);
+    REFUSED_MLA(NULL_POINTER, m.lse = NULL);
+    REFUSED_MLA(NULL_POINTER, m.workspace = NULL);
+    REFUSED_MLA(MISALIGNED, m.q = (const uint16_t *)((const char *)m.q + 1));
+    REFUSED_MLA(MISALIGNED, m.kv = (const uint16_t *)((const char *)m.kv + 1));
+    REFUSED_MLA(MISALIGNED, m.o = (float *)((char *)m.o + 2));
+    REFUSED_MLA(MISALIGNED, m.lse = (float *)((char *)m.lse + 1));
+    REFUSED_MLA(MISALIGNED, m.workspace = workspace + 32);
+    REFUSED_MLA(ALIASED, m.lse = m.o + 1);
+    REFUSED_MLA(ALIASED, m.o = (float *)(uintptr_t)m.q);
+    REFUSED_MLA(ALIASED, m.lse = (float *)(uintptr_t)m.kv);
+    REFUSED_MLA(ALIASED, m.o = (float *)(void *)workspace);
+    REFUSED_MLA(ALIASED, m.q = (const uint16_t *)(void *)workspace);
+    REFUSED_MLA(OUT_OF_RANGE, m.s_q = 0);
+    REFUSED_MLA(OUT_OF_RANGE, m.h_q = 0);
+    REFUSED_MLA(NON_FINITE_SCALE, m.scale = NAN);
+    REFUSED_MLA(NON_FINITE_SCALE, m.scale = -INFINITY);
+    REFUSED_MLA(NON_FINITE_SCALE, m.scale = 3e38F);
+    REFUSED_MLA(TOO_SHORT, m.workspace_size = 0);
+    REFUSED_MLA(TOO_SHORT, m.workspace_size = 1 << 20);
+    const size_t vast[] = {SIZE_MAX, SIZE_MAX / 2, SIZE_MAX / AMLA_MLA_D_QK, (size_t)1 << 56};
+    for (size_t i = 0; i < sizeof vast / sizeof *vast; i++) {
+        REFUSED_MLA(BAD_EXTENT, m.b = vast[i]);
+        REFUSED_MLA(BAD_EXTENT, m.s_q = vast[i]);
+        REFUSED_MLA(BAD_EXTENT, m.s_k = vast[i]);
+        REFUSED_MLA(BAD_EXTENT, m.h_q = vast[i]);
+    }
+    DETAIL(run_mla() == AMLA_OK && m.lse[0] > 0);
+}
+
 /* What has functions of its own. */
 static void others(void) {
     struct amla_error_detail detail = {.struct_size = sizeof detail}, unknown = {.struct_size = 5};
@@ -401,6 +477,7 @@ static void others(void) {
     DETAIL(amla_set_max_backend("") == AMLA_ERROR_BACKEND_UNAVAILABLE);
     DETAIL(amla_set_max_backend("portabl") == AMLA_ERROR_BACKEND_UNAVAILABLE);
     DETAIL(amla_set_max_backend("portable") == AMLA_ERROR_BACKEND_IN_USE);
+    mla();
     int amx = amla_permit_amx() == AMLA_OK;
     DETAIL(amx || amla_permit_amx() == AMLA_ERROR_BACKEND_UNAVAILABLE);
     DETAIL(amla_capabilities(NULL) == AMLA_ERROR_NULL_POINTER);

@@ -38,7 +38,7 @@ enum {
     ABI_VERSION, VERSION_STRING, BACKEND_NAME, PERMIT_AMX, SET_MAX_BACKEND, AVAILABLE_BACKEND,
     CAPABILITIES,
     STATUS_STRING, PLAN_SIZE, PLAN, PLAN_QUERY, WORKSPACE_SIZE, RUN, RUN_TASKS, COMBINE, MERGE,
-    ENCODE_FP8, ENCODE_MODEL1, ENCODE_INT8, FUNCTIONS
+    MLA_DECODE, ENCODE_FP8, ENCODE_MODEL1, ENCODE_INT8, FUNCTIONS
 };
 
 struct deepest {
@@ -140,6 +140,10 @@ static void merge(void) {
     status = BELOW(amla_merge(call.b, call.s_q, call.h_q, call.d_v, &output, parts, parts_len,
                               &detail));
 }
+static void mla_decode(void) {
+    status = BELOW(amla_mla_decode(numbers, numbers, call.b, call.s_q, call.s_k, call.h_q, 0.04F,
+                                   o, lse, workspace, sizeof workspace));
+}
 static void encode_fp8(void) {
     status = BELOW(amla_encode_fp8(numbers, row_len, encoded, encoded_len, &detail));
 }
@@ -172,6 +176,7 @@ static const struct {
     [RUN_TASKS] = {"amla_run_tasks", run_tasks, 1},
     [COMBINE] = {"amla_combine", combine, 1},
     [MERGE] = {"amla_merge", merge, 0},
+    [MLA_DECODE] = {"amla_mla_decode", mla_decode, 0},
     [ENCODE_FP8] = {"amla_encode_fp8", encode_fp8, 0},
     [ENCODE_MODEL1] = {"amla_encode_model1", encode_model1, 0},
     [ENCODE_INT8] = {"amla_encode_int8", encode_int8, 0},
@@ -402,6 +407,16 @@ static void merges(void) {
         }
 }
 
+static void mla_decodes(void) {
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
+        describe(&kinds[1], heads[i], widths[0], 0);
+        done(MLA_DECODE);
+        call.s_q = 0;
+        strcpy(description, "a refusal");
+        check(measure(MLA_DECODE) == AMLA_ERROR_OUT_OF_RANGE, "done, though wrong");
+    }
+}
+
 static void encoders(void) {
     static const size_t lens_of[][2] = {{576, AMLA_FP8_ROW}, {512, AMLA_MODEL1_ROW}, {576, 576}};
     for (int i = 0; i < 3; i++) {
@@ -449,6 +464,7 @@ int main(void) {
     done(CAPABILITIES);
     for (status = -1; status <= AMLA_ERROR_BACKEND_IN_USE + 1; status++) measure(STATUS_STRING);
     merges();
+    mla_decodes();
     encoders();
     report(0);
     size_t backends = 0;

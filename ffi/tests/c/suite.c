@@ -249,6 +249,42 @@ static void decode(void) {
     drop(call.sink);
 }
 
+/* amla_mla_decode() has the bits of the full call, as the inline functions describe it. */
+static void mla(void) {
+    struct amla_error_detail detail = amla_error_detail_init();
+    size_t b = word(), s_q = word(), s_k = word(), h_q = word(), bytes, workspace_size;
+    uint32_t bits = (uint32_t)word();
+    float scale, *o[2], *lse[2];
+    memcpy(&scale, &bits, sizeof scale);
+    uint16_t *q = blob(&bytes), *kv = blob(&bytes);
+    size_t lse_bytes = b * s_q * h_q * sizeof(float), o_bytes = lse_bytes * AMLA_MLA_D_V;
+    for (int i = 0; i < 2; i++) {
+        memset(o[i] = allocate(o_bytes), 0xa5, o_bytes);
+        memset(lse[i] = allocate(lse_bytes), 0xa5, lse_bytes);
+    }
+    struct amla_tensor queries = amla_tensor_contiguous(AMLA_DTYPE_BF16, q, b, s_q, h_q,
+                                                        AMLA_MLA_D_QK);
+    struct amla_tensor cache = amla_tensor_contiguous(AMLA_DTYPE_BF16, kv, b, s_k, 1,
+                                                      AMLA_MLA_D_QK);
+    struct amla_output output = amla_output_contiguous(AMLA_DTYPE_F32, o[0], lse[0], b, s_q, h_q,
+                                                       AMLA_MLA_D_V);
+    struct amla_call call = amla_call_mla(&queries, &cache, &output, b, s_q, s_k, h_q, scale);
+    call.flags = AMLA_CAUSAL;
+    void *memory = workspace(&call, &workspace_size);
+    done(amla_run(&call, memory, workspace_size, &detail), &detail);
+    done(amla_mla_decode(q, kv, b, s_q, s_k, h_q, scale, o[1], lse[1], memory, workspace_size),
+         &detail);
+    check(memcmp(o[0], o[1], o_bytes) == 0 && memcmp(lse[0], lse[1], lse_bytes) == 0,
+          "amla_mla_decode() has other bits than amla_run()");
+    for (int i = 0; i < 2; i++) {
+        free(o[i]);
+        free(lse[i]);
+    }
+    free(memory);
+    free(q);
+    free(kv);
+}
+
 /* A row in each format. */
 static void encode(void) {
     struct amla_error_detail detail = {.struct_size = sizeof detail};
@@ -320,6 +356,7 @@ int main(int argc, char **argv) {
         case 0: decode(); break;
         case 1: encode(); break;
         case 2: merge(); break;
+        case 3: mla(); break;
         default: check(0, "an unknown case");
         }
         cases++;

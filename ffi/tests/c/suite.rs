@@ -213,6 +213,20 @@ impl Cases {
         self.want.extend(floats(&lse));
     }
 
+    /// A dense call in one line, which suite.c compares with the full call: the default backend is its process's.
+    pub fn mla(&mut self, problem: &Problem<'_>) {
+        let s = problem.shape;
+        self.word(3);
+        self.sizes([s.b, s.s_q, s.s_k, s.h_q]);
+        self.word(problem.softmax_scale.to_bits().into());
+        for tensor in [problem.q, problem.kv] {
+            match tensor.data {
+                Data::Bf16(data) => self.blob(Some(&halves(data))),
+                _ => panic!("not in BF16"),
+            }
+        }
+    }
+
     /// A row of 576 numbers in each format.
     pub fn encode(&mut self, row: &[bf16]) {
         self.names.push((self.want.len(), "encoders".to_owned()));

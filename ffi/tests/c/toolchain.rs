@@ -24,6 +24,18 @@ pub fn scratch(name: &str) -> PathBuf {
 /// Whether there is such a command. Said aloud where there isn't, and a failure in CI.
 pub fn tool(name: &str) -> bool {
     let found = Command::new(name).arg("--version").output().is_ok();
+    said_if_missing(name, found)
+}
+
+/// Whether Python has such a module; as [`tool`].
+pub fn python(module: &str) -> bool {
+    let import = format!("import {module}");
+    let output = Command::new("python3").args(["-c", &import]).output();
+    let found = output.is_ok_and(|output| output.status.success());
+    said_if_missing(&format!("Python's {module}"), found)
+}
+
+fn said_if_missing(name: &str, found: bool) -> bool {
     if !found {
         // Past the test harness's capture.
         let _ = writeln!(std::io::stderr(), "NOT RUN: {name} is missing");
@@ -85,16 +97,21 @@ pub fn cpp(compiler: &str, source: &str) -> Program {
 
 impl Program {
     pub fn new(compiler: &str, standard: &str, source: &Path) -> Self {
+        Self::of(compiler, &[standard], source)
+    }
+
+    /// With options that come before the source.
+    pub fn of(compiler: &str, options: &[&str], source: &Path) -> Self {
         let name = source.file_stem().unwrap().to_str().unwrap();
         let path = scratch(name).join(name);
         let mut command = Command::new(compiler);
-        command.args([standard, "-O2", "-g"]);
+        command.args(options).args(["-O2", "-g"]);
         command.arg("-I").arg(root().join("include"));
         command.arg(source).arg("-o").arg(&path);
         Self { command, path }
     }
 
-    fn warn(self) -> Self {
+    pub fn warn(self) -> Self {
         self.args(&["-pedantic", "-Wall", "-Wextra", "-Werror"])
     }
 
