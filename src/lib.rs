@@ -16,6 +16,10 @@
 //! ([`Backend::set_max`]). One thread calls [`decode`]; several share a [`Plan`]'s tasks ([`run_task`],
 //! [`combine`]), with the same result to the bit.
 //!
+//! **What bits depend on.** The bits of a result depend on its own request (queries, keys, options, and how many rows `s_q` and `h_q`
+//! make), on the backend, and on how its keys are split, which follows from their number. They never depend on other requests of
+//! the batch, on threads and tasks, or on where tensors are in memory.
+//!
 //! ```
 //! use amla::{Elements, Options, Output, Problem, Shape, Workspace, decode};
 //! use half::bf16;
