@@ -741,7 +741,8 @@ pub fn plan_mismatch(planned: &Problem, given: &Problem) -> Error {
             };
         }
     }
-    let lists: [(_, fn(&Problem<'_>) -> Option<Vec<i32>>); 3] = [
+    type List = fn(&Problem<'_>) -> Option<Vec<i32>>;
+    let lists: [(Argument, List); 3] = [
         (Argument::QIndptr, |p| p.q_indptr.map(Vec::from)),
         (Argument::KvIndptr, |p| p.kv_indptr.map(Vec::from)),
         (Argument::CacheSeqlens, |p| p.cache_seqlens.map(Vec::from)),

@@ -119,16 +119,15 @@ fn choices_are_named() {
 
 #[test]
 fn backends_are_named() {
-    let cases: [(fn(&mut World), &str); 4] = [
-        (|w| w.call.backend = c"avx1024".as_ptr(), "avx1024"),
-        (|w| w.call.backend = c"".as_ptr(), ""),
-        (|w| w.call.backend = c"\x07\xc3\xa9\"".as_ptr(), "???\""),
-        (
-            |w| w.call.backend = c"a name longer than any backend has".as_ptr(),
-            "a name longer than any b",
-        ),
+    let cases: [Change; 4] = [
+        ("avx1024", |w| w.call.backend = c"avx1024".as_ptr()),
+        ("", |w| w.call.backend = c"".as_ptr()),
+        ("???\"", |w| w.call.backend = c"\x07\xc3\xa9\"".as_ptr()),
+        ("a name longer than any b", |w| {
+            w.call.backend = c"a name longer than any backend has".as_ptr()
+        }),
     ];
-    for (change, name) in cases {
+    for (name, change) in cases {
         let said = format!("backend is \"{name}\", not {BACKENDS}");
         assert_said(World::apart, Who::All, change, &said);
     }

@@ -64,6 +64,7 @@ static const uint64_t environments[] = {1 << 24, 1 << 22, 2 << 22, 3 << 22, 1 <<
 
 struct results {
     float o[ROWS * D_V], lse[ROWS], part_o[ROWS * D_V], part_lse[ROWS], scale;
+    float mla_o[ROWS * D_V], mla_lse[ROWS];
     unsigned char fp8[AMLA_FP8_ROW], model1[AMLA_MODEL1_ROW], scales[AMLA_MODEL1_SCALES];
     int8_t int8[D_QK];
 };
@@ -121,6 +122,10 @@ static void compute(const char *backend, amla_dtype dtype, size_t h_q, unsigned 
                              .softmax_scale = 0.04F, .rescale = mode % 2, .precision = mode / 2,
                              .backend = backend, .q = &queries, .kv = &keys, .output = &output};
     done(amla_run(&call, workspace, sizeof workspace, &detail), &detail);
+
+    if (dtype == AMLA_DTYPE_BF16 && mode == 0)
+        done(amla_mla_decode(q, (const uint16_t *)(const void *)kv, 1, 1, KEYS, h_q, 0.04F,
+                             to->mla_o, to->mla_lse, workspace, sizeof workspace), &detail);
 
     output.o = to->part_o, output.lse = to->part_lse;
     done(amla_plan(&call, plan, sizeof plan, &detail), &detail);
