@@ -6,17 +6,17 @@
  * Every struct begins with its own size: zero it, set struct_size to its sizeof, then the fields
  * that the call needs. In C, `struct amla_call call = {.struct_size = sizeof call, ...}`; in C++20,
  * `amla_call call{.b = 1, ...}`; before, `amla_call call{}; call.struct_size = sizeof call;`. Inline
- * functions below initialise contiguous tensors and outputs, and dense calls; amla_mla_decode() is
- * such a call in one line.
+ * functions at the end initialise contiguous tensors and outputs, and dense calls. amla_mla_decode()
+ * is a dense call in one line.
  *
  * Functions return AMLA_OK or why they refused; a refused call has written nothing but the
  * amla_error_detail. They allocate nothing, start no threads and may be called from any number of
  * threads at the same time, as long as none writes memory that another reads or writes.
  *
- * What the bits of a result depend on: its own request (queries, keys, options, s_q, h_q and h_kv, so
- * the number of query rows), the backend, and how its keys are cut, which follows from their number.
- * Never on other requests of the batch, on threads and tasks, or on addresses. Parts that
- * amla_merge() merges are cut where the caller cuts.
+ * The bits of a result depend on its own request (queries, keys, options, and how many query rows
+ * s_q and h_q make), on the backend, and on how its keys are split, which follows from their number.
+ * They never depend on other requests of the batch, on threads and tasks, or on addresses. Results
+ * that amla_merge() merges are split where the caller splits.
  *
  * Sizes count elements unless they are said to be in bytes. Lists in brackets are dimensions,
  * outermost first.
@@ -121,7 +121,7 @@ struct amla_capability_set {
     uint32_t output_dtypes AMLA_DEFAULT;
     // How many pairs of widths there are.
     uint32_t dims_len AMLA_DEFAULT;
-    // How many backends this processor can run.
+    // How many backends this process can use.
     uint32_t backends_len AMLA_DEFAULT;
     // The pairs (d_qk, d_v).
     uint32_t dims[AMLA_DIMS_MAX][2] AMLA_DEFAULT;

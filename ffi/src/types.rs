@@ -444,7 +444,7 @@ pub struct CapabilitySet {
     pub output_dtypes: u32,
     /// How many pairs of widths there are.
     pub dims_len: u32,
-    /// How many backends this processor can run.
+    /// How many backends this process can use.
     pub backends_len: u32,
     /// The pairs (d_qk, d_v).
     pub dims: [[u32; 2]; AMLA_DIMS_MAX],

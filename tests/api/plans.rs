@@ -166,7 +166,7 @@ fn first_difference(word: usize, planned: u64, given: u64) -> Error {
         _ => (Argument::Plan, false),
     };
     let there = |value: u64| match argument {
-        Argument::Window | Argument::Topk | Argument::ExtraTopk => value != u64::MAX,
+        Argument::Window | Argument::Topk | Argument::ExtraTopk => value != usize::MAX as u64,
         _ => !hash || value != 0,
     };
     let number = |value: u64| {

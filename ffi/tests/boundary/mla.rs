@@ -8,12 +8,12 @@ use half::bf16;
 
 use crate::run::amla_mla_decode;
 use crate::types::*;
-use crate::world::{Line, PATTERN};
+use crate::world::PATTERN;
 
 const D_QK: usize = AMLA_MLA_D_QK;
 const D_V: usize = AMLA_MLA_D_V;
 
-/// The arguments, in memory of exactly their size.
+/// The arguments, in memory of exactly their size. Vectors, so that addresses stay valid where the struct moves.
 struct Mla {
     q: *const u16,
     kv: *const u16,
@@ -26,15 +26,15 @@ struct Mla {
     lse: *mut f32,
     workspace: *mut c_void,
     workspace_size: usize,
-    numbers: [Box<[bf16]>; 2],
-    results: [Box<[f32]>; 2],
-    memory: Vec<Line>,
+    numbers: [Vec<bf16>; 2],
+    results: [Vec<f32>; 2],
+    memory: Vec<Workspace>,
 }
 
 impl Mla {
     fn new([b, s_q, s_k, h_q]: [usize; 4]) -> Self {
         let number = |i: usize| bf16::from_f32((i * 37 % 101) as f32 / 50.0 - 1.0);
-        let numbers = |n: usize| (0..n).map(number).collect::<Box<[_]>>();
+        let numbers = |n: usize| (0..n).map(number).collect::<Vec<_>>();
         let rows = b * s_q * h_q;
         let mut mla = Self {
             q: null(),
@@ -49,8 +49,8 @@ impl Mla {
             workspace: null_mut(),
             workspace_size: size_of::<Workspace>(),
             numbers: [numbers(rows * D_QK), numbers(b * s_k * D_QK)],
-            results: [rows * D_V, rows].map(|n| vec![PATTERN; n].into()),
-            memory: vec![Line([0xa5; 64]); size_of::<Workspace>() / 64],
+            results: [rows * D_V, rows].map(|n| vec![PATTERN; n]),
+            memory: bytemuck::zeroed_vec(1),
         };
         [mla.q, mla.kv] = mla
             .numbers

@@ -23,7 +23,7 @@ pub const PATTERN: f32 = f32::from_bits(0xffd0_1235);
 
 #[repr(C, align(64))]
 #[derive(Clone)]
-pub struct Line(pub [u8; 64]);
+pub struct Line([u8; 64]);
 
 /// A call and all that it points to. Boxed, so that addresses stay; see `linked`.
 pub struct World {
