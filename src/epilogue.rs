@@ -35,7 +35,7 @@ pub fn run<K: Kernel>(
     }
 }
 
-/// Each row's exponent and sum, and the factor of its O.
+/// Each row's exponent, sum and largest score, and the factor of its O.
 fn factors(
     state: &RowState,
     rows: usize,
@@ -68,6 +68,7 @@ fn factors(
         }
         part.exponent[r] = if seen { exponent } else { f32::NEG_INFINITY };
         part.sum[r] = sum;
+        part.max[r] = state.max[r];
     }
     factors
 }
@@ -83,6 +84,7 @@ fn align(earlier: &Partial<'_>, part: &mut Partial<'_>, row: usize) -> [Incremen
     let own = add_increment_f32(part.sum[row], increments[1]);
     part.exponent[row] = exponent;
     part.sum[row] = before + own;
+    part.max[row] = part.max[row].max(earlier.max[row]);
     increments
 }
 
@@ -108,20 +110,29 @@ pub struct Write<'a> {
     pub from: usize,
     /// Strides of the output.
     pub strides: [usize; 3],
-    /// lse of the rows, contiguous, panel by panel.
-    pub lse: &'a mut [f32],
+    /// lse and the largest score of the rows, contiguous, panel by panel.
+    pub stats: &'a mut [Stats],
     /// The base of lse, and its value without keys.
     pub format: Lse,
 }
 
+/// What a row's scores come to.
+#[derive(Clone, Copy, Default)]
+pub struct Stats {
+    /// As it is written.
+    lse: f32,
+    /// The largest scaled score.
+    max_logit: f32,
+}
+
 impl<'a> Write<'a> {
-    /// The whole output, with room for lse of a group's rows.
-    pub fn to(output: &'a mut Output<'_>, lse: &'a mut [f32]) -> Self {
+    /// The whole output, with room for the statistics of a group's rows.
+    pub fn to(output: &'a mut Output<'_>, stats: &'a mut [Stats]) -> Self {
         Self {
             o: output.o.reborrow(),
             from: 0,
             strides: output.o_strides,
-            lse,
+            stats,
             format: output.lse_format,
         }
     }
@@ -130,7 +141,7 @@ impl<'a> Write<'a> {
     pub fn reborrow(&mut self) -> Write<'_> {
         Write {
             o: self.o.reborrow(),
-            lse: self.lse,
+            stats: self.stats,
             ..*self
         }
     }
@@ -191,7 +202,7 @@ impl Visitor for PanelEnd<'_, '_> {
 }
 
 impl PanelEnd<'_, '_> {
-    /// Writes lse of the rows; returns the place and the factor of their O.
+    /// Writes the statistics of the rows; returns the place and the factor of their O.
     fn rows(&self, write: &mut Write<'_>) -> Rows {
         let mut rows = Rows {
             inverse: [0.0; PANEL_ROWS],
@@ -211,10 +222,13 @@ impl PanelEnd<'_, '_> {
                 Some(sink) if !empty => with_sink(inverse, log2, sink[h]),
                 _ => inverse,
             };
-            write.lse[self.panel * PANEL_ROWS + r] = if empty {
-                write.format.empty.value()
-            } else {
-                lse(log2, write.format.base)
+            write.stats[self.panel * PANEL_ROWS + r] = Stats {
+                lse: if empty {
+                    write.format.empty.value()
+                } else {
+                    lse(log2, write.format.base)
+                },
+                max_logit: max_logit(self.part.max[r], problem.softmax_scale),
             };
             rows.start[r] = self.group.start(j, h, write.strides);
         }
@@ -246,14 +260,30 @@ pub fn merge_panel<'b>(
     }
 }
 
-/// Writes lse of a group's rows, which [`Write`] had contiguous, to the output.
-pub fn write_lse(group: &Group<'_>, lse: &[f32], output: &mut Output<'_>) {
+/// Writes the statistics of a group's rows, which [`Write`] had contiguous, to the output.
+pub fn write_stats(group: &Group<'_>, stats: &[Stats], output: &mut Output<'_>) {
     let [s0, s1, s2] = output.lse_strides;
-    for (r, lse) in lse[..group.rows.len()].iter().enumerate() {
+    for (r, stats) in stats[..group.rows.len()].iter().enumerate() {
         let (j, h) = group.position(r);
         // Heads before positions.
-        output.lse[group.start(j, h, [s0, s2, s1])] = *lse;
+        let at = group.start(j, h, [s0, s2, s1]);
+        if let Some(lse) = &mut output.lse {
+            lse[at] = stats.lse;
+        }
+        if let Some(max_logits) = &mut output.max_logits {
+            max_logits[at] = stats.max_logit;
+        }
     }
+}
+
+/// A row's largest score, scaled; the sign of the scale is in Q.
+#[expect(clippy::cast_possible_truncation, reason = "rounds to FP32")]
+fn max_logit(max: f32, softmax_scale: f32) -> f32 {
+    // Not the product alone: -inf * 0 would be NaN.
+    if max == f32::NEG_INFINITY {
+        return max;
+    }
+    one_nan((f64::from(max) * f64::from(softmax_scale).abs()) as f32)
 }
 
 /// `log2(sum * 2^exponent)`; -inf if every visible score was.

@@ -74,6 +74,8 @@ pub enum Argument {
     Lse,
     /// How a call is cut into tasks.
     Plan,
+    /// The output of largest scores.
+    MaxLogits,
     /// The index of a task within its plan.
     Task,
     /// The partial results of a plan's tasks.
@@ -129,6 +131,7 @@ impl Argument {
             Self::O => "o",
             Self::Lse => "lse",
             Self::Plan => "plan",
+            Self::MaxLogits => "max_logits",
             Self::Task => "task",
             Self::Partials => "partials",
             Self::Workspace => "workspace",

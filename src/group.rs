@@ -147,23 +147,27 @@ pub struct Partial<'a> {
     pub exponent: &'a mut [f32],
     /// Sum of the unrounded P.
     pub sum: &'a mut [f32],
+    /// The largest unscaled score of each row; -inf if it saw no key.
+    pub max: &'a mut [f32],
 }
 
 impl<'a> Partial<'a> {
     /// FP32 numbers that a partial result of `rows` rows takes.
     pub const fn len(rows: usize, d_v: usize) -> usize {
-        rows.div_ceil(PANEL_ROWS) * PANEL_ROWS * (d_v + 2)
+        rows.div_ceil(PANEL_ROWS) * PANEL_ROWS * (d_v + 3)
     }
 
     /// Views memory of [`len`](Self::len) numbers.
     pub fn view(memory: &'a mut [f32], d_v: usize) -> Self {
-        let rows = memory.len() / (d_v + 2);
+        let rows = memory.len() / (d_v + 3);
         let (o, rest) = memory.split_at_mut(rows * d_v);
         let (exponent, rest) = rest.split_at_mut(rows);
+        let (sum, max) = rest.split_at_mut(rows);
         Self {
             o: bytemuck::cast_slice_mut(o),
             exponent,
-            sum: rest,
+            sum,
+            max,
         }
     }
 
@@ -178,6 +182,7 @@ impl<'a> Partial<'a> {
             o: self.o,
             exponent: self.exponent,
             sum: self.sum,
+            max: self.max,
         }
     }
 
@@ -188,7 +193,8 @@ impl<'a> Partial<'a> {
         Self {
             o: &mut self.o[panel * len..][..len],
             exponent: &mut self.exponent[rows.clone()],
-            sum: &mut self.sum[rows],
+            sum: &mut self.sum[rows.clone()],
+            max: &mut self.max[rows],
         }
     }
 
@@ -197,9 +203,15 @@ impl<'a> Partial<'a> {
     pub fn panels(self) -> impl Iterator<Item = Self> {
         let len = self.panel_rows();
         let o = self.o.chunks_mut(len);
-        let exponents = self.exponent.chunks_mut(PANEL_ROWS);
+        let [exponents, sums, maxima] =
+            [self.exponent, self.sum, self.max].map(|rows| rows.chunks_mut(PANEL_ROWS));
         o.zip(exponents)
-            .zip(self.sum.chunks_mut(PANEL_ROWS))
-            .map(|((o, exponent), sum)| Self { o, exponent, sum })
+            .zip(sums.zip(maxima))
+            .map(|((o, exponent), (sum, max))| Self {
+                o,
+                exponent,
+                sum,
+                max,
+            })
     }
 }

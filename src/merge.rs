@@ -14,6 +14,8 @@ pub struct Part<'a> {
     pub o: &'a [f32],
     /// As [`Output::lse`].
     pub lse: &'a [f32],
+    /// As [`Output::max_logits`], where the total has them; otherwise ignored.
+    pub max_logits: Option<&'a [f32]>,
 }
 
 /// Merges `parts` into the results that `total` holds: the results over all of their keys.
@@ -24,11 +26,12 @@ pub struct Part<'a> {
 /// A part's weight is the exponential of its lse. Rows that saw no key have the lse of
 /// `total.lse_format` and weigh nothing. Sums are in FP64 and in the given order, so that the same parts
 /// in the same order give the same bits. NaN stays NaN, and so does a row whose scores were all -inf.
-/// Where `empty` is minus infinity, infinity is a number.
+/// Where `empty` is minus infinity, infinity is a number. A row's largest score is that of all parts.
 ///
 /// # Errors
-/// What is wrong with `total`, [`Error::Format`] unless its O is FP32, or [`Error::WrongLength`] for the
-/// first part whose lengths aren't those of `total`. Nothing has been written then.
+/// What is wrong with `total`, [`Error::TooShort`] if it has no lse, [`Error::Format`] unless its O is FP32,
+/// or [`Error::WrongLength`] for the first part whose lengths aren't those of `total`. Nothing has been
+/// written then.
 pub fn merge(shape: &Shape, total: Output<'_>, parts: &[Part<'_>]) -> Result<(), Error> {
     total.check([shape.b, shape.s_q], shape)?;
     let Output {
@@ -36,6 +39,7 @@ pub fn merge(shape: &Shape, total: Output<'_>, parts: &[Part<'_>]) -> Result<(),
         o_strides,
         lse,
         lse_strides,
+        mut max_logits,
         lse_format,
     } = total
     else {
@@ -44,9 +48,18 @@ pub fn merge(shape: &Shape, total: Output<'_>, parts: &[Part<'_>]) -> Result<(),
             width: shape.d_v,
         });
     };
+    let lse = lse.ok_or(Error::TooShort {
+        argument: Argument::Lse,
+        len: 0,
+        needed: 1,
+    })?;
     for part in parts {
         right_length(Argument::O, part.o.len(), o.len())?;
         right_length(Argument::Lse, part.lse.len(), lse.len())?;
+        if let Some(max_logits) = &max_logits {
+            let len = part.max_logits.unwrap_or_default().len();
+            right_length(Argument::MaxLogits, len, max_logits.len())?;
+        }
     }
     if [shape.b, shape.s_q, shape.h_q].contains(&0) {
         return Ok(());
@@ -64,6 +77,10 @@ pub fn merge(shape: &Shape, total: Output<'_>, parts: &[Part<'_>]) -> Result<(),
                         .map(move |p| (&p.o[columns.clone()], p.lse[at]))
                 };
                 merge_row(&mut o[columns.clone()], &mut lse[at], row, lse_format);
+                if let Some(max_logits) = &mut max_logits {
+                    let largest = parts.iter().filter_map(|part| Some(part.max_logits?[at]));
+                    max_logits[at] = one_nan(largest.fold(max_logits[at], f32::max));
+                }
             }
         }
     }

@@ -9,7 +9,7 @@ use core::ops::Range;
 
 use crate::attend::{Options, Task};
 use crate::dims::check_dims;
-use crate::epilogue::{Write, merge_panel, write_lse};
+use crate::epilogue::{Stats, Write, merge_panel, write_stats};
 use crate::error::{Argument, Error};
 use crate::group::{Group, Partial};
 use crate::kernel::Backend;
@@ -501,10 +501,10 @@ pub fn decode(
     Plan::new(problem)?;
     output.check(problem.q_dims(), &problem.shape)?;
     for (cut, group) in row_groups(problem, PANELS) {
-        let mut lse = [0.0; GROUP_ROWS];
-        let write = Write::to(&mut output, &mut lse);
+        let mut stats = [Stats::default(); GROUP_ROWS];
+        let write = Write::to(&mut output, &mut stats);
         decode_group(&cut, &group, options, workspace, write);
-        write_lse(&group, &lse, &mut output);
+        write_stats(&group, &stats, &mut output);
     }
     Ok(())
 }
@@ -691,14 +691,14 @@ pub fn combine(
     for (cut, group) in row_groups(problem, plan.panels()) {
         let own = partials.split_off_mut(..cut.splits().len() * len);
         let own = own.unwrap_or_default();
-        let mut lse = [0.0; GROUP_ROWS];
+        let mut stats = [Stats::default(); GROUP_ROWS];
         for panel in 0..group.panels() {
             let parts = own.chunks_mut(len);
             let parts = parts.map(|memory| Partial::view(memory, d_v).panel(panel));
-            let write = Write::to(&mut output, &mut lse);
+            let write = Write::to(&mut output, &mut stats);
             merge_panel(backend, &group, panel, parts, write);
         }
-        write_lse(&group, &lse, &mut output);
+        write_stats(&group, &stats, &mut output);
     }
     Ok(())
 }

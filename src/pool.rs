@@ -14,7 +14,7 @@ use ::rayon::iter::{IntoParallelRefMutIterator, ParallelIterator};
 use ::rayon::{Yield, current_num_threads, yield_now};
 
 use crate::attend::Options;
-use crate::epilogue::{Write, merge_panel, write_lse};
+use crate::epilogue::{Stats, Write, merge_panel, write_stats};
 use crate::error::{Argument, Error};
 use crate::group::{Group, Partial};
 use crate::kernel::Backend;
@@ -52,15 +52,15 @@ pub fn decode_on_rayon<W: BorrowMut<Workspace> + Send>(
     if threads == 1 {
         return decode(problem, options, workspaces[0].borrow_mut(), output);
     }
-    let mut lse = Vec::new();
+    let mut stats = Vec::new();
     if let Some(panels) = panels_at_once(problem, plan, threads)
-        && let Some(tasks) = row_tasks(problem, panels, &mut output, &mut lse)
+        && let Some(tasks) = row_tasks(problem, panels, &mut output, &mut stats)
     {
         each(workspaces, tasks.into_iter(), |workspace, task| {
             let RowTask { cut, group, write } = task;
             decode_group(&cut, &group, options, workspace.borrow_mut(), write);
         });
-        write_all_lse(problem, panels, &lse, &mut output);
+        write_all_stats(problem, panels, &stats, &mut output);
         return Ok(());
     }
     let results = partials.chunks_mut(plan.partial_len());
@@ -68,7 +68,7 @@ pub fn decode_on_rayon<W: BorrowMut<Workspace> + Send>(
     each(workspaces, tasks, |workspace, (group, partial)| {
         run_group(&group, false, options, workspace.borrow_mut(), partial);
     });
-    let Some(panels) = row_tasks(problem, 1, &mut output, &mut lse) else {
+    let Some(panels) = row_tasks(problem, 1, &mut output, &mut stats) else {
         return combine(problem, plan, partials, output);
     };
     let panels = panels.into_iter().zip(parts(problem, plan, partials));
@@ -77,7 +77,7 @@ pub fn decode_on_rayon<W: BorrowMut<Workspace> + Send>(
     each(workspaces, panels, |_, (panel, parts)| {
         merge_panel(backend, &panel.group, 0, parts.into_iter(), panel.write);
     });
-    write_all_lse(problem, 1, &lse, &mut output);
+    write_all_stats(problem, 1, &stats, &mut output);
     Ok(())
 }
 
@@ -173,17 +173,18 @@ struct RowTask<'p, 'o> {
 }
 
 /// All rows in tasks of at most `panels` panels, in the order of the output; `None` if O has another
-/// order. `lse` is divided among them.
+/// order. `stats` is divided among them.
 fn row_tasks<'p, 'o>(
     problem: &'p Problem<'_>,
     panels: usize,
     output: &'o mut Output<'_>,
-    lse: &'o mut Vec<f32>,
+    stats: &'o mut Vec<Stats>,
 ) -> Option<Vec<RowTask<'p, 'o>>> {
     let groups: Vec<_> = row_groups(problem, panels).collect();
-    lse.resize(groups.iter().map(|(_, group)| group.rows.len()).sum(), 0.0);
+    let rows = groups.iter().map(|(_, group)| group.rows.len()).sum();
+    stats.resize(rows, Stats::default());
     let (strides, format) = (output.o_strides, output.lse_format);
-    let (mut o, mut lse, mut end) = (output.o.reborrow(), lse.as_mut_slice(), 0);
+    let (mut o, mut stats, mut end) = (output.o.reborrow(), stats.as_mut_slice(), 0);
     let mut tasks = Vec::with_capacity(groups.len());
     for (cut, group) in groups {
         let from = end;
@@ -201,7 +202,7 @@ fn row_tasks<'p, 'o>(
             o: own,
             from,
             strides,
-            lse: lse.split_off_mut(..group.rows.len())?,
+            stats: stats.split_off_mut(..group.rows.len())?,
             format,
         };
         tasks.push(RowTask { cut, group, write });
@@ -209,12 +210,17 @@ fn row_tasks<'p, 'o>(
     Some(tasks)
 }
 
-/// Writes lse of all [`row_tasks`].
-fn write_all_lse(problem: &Problem<'_>, panels: usize, mut lse: &[f32], output: &mut Output<'_>) {
+/// Writes the statistics of all [`row_tasks`].
+fn write_all_stats(
+    problem: &Problem<'_>,
+    panels: usize,
+    mut stats: &[Stats],
+    output: &mut Output<'_>,
+) {
     for (_, group) in row_groups(problem, panels) {
         let own;
-        (own, lse) = lse.split_at(group.rows.len());
-        write_lse(&group, own, output);
+        (own, stats) = stats.split_at(group.rows.len());
+        write_stats(&group, own, output);
     }
 }
 
@@ -276,9 +282,9 @@ mod tests {
                     o_strides: strides,
                     ..Output::dense(problem.shape, Elements::F32(&mut o), &mut lse)
                 };
-                let mut lse = Vec::new();
-                let tasks = row_tasks(problem, panels, &mut output, &mut lse)?;
-                let part = |task: &RowTask<'_, '_>| (task.write.from, task.write.lse.len());
+                let mut stats = Vec::new();
+                let tasks = row_tasks(problem, panels, &mut output, &mut stats)?;
+                let part = |task: &RowTask<'_, '_>| (task.write.from, task.write.stats.len());
                 Some(tasks.iter().map(part).collect::<Vec<_>>())
             })
         };

@@ -8,7 +8,7 @@
 //! | L0A, two halves of 32 KiB | [`L0a`]: P of 192 keys x 64 rows, high and low part; one for each panel and one more | 5 x 49 KiB |
 //! | L0B, two halves of 32 KiB | [`Fp32Tile`]: a strip of V packed, or operands in FP32 for backends without a BF16 dot | 2 x 24 KiB |
 //! | L0C, two halves of 64 KiB | [`STile`]: scores of 192 keys x 64 rows; two are alive in the preload pipeline | 2 x 48 KiB |
-//! | UB, 192 KiB | [`RowState`]: running exponent and sums of 64 rows | 4 x 1.5 KiB |
+//! | UB, 192 KiB | [`RowState`]: running exponent, sums and largest score of 64 rows | 4 x 1.5 KiB |
 //! | GM | O accumulators, strips of 64 columns | 16 KiB for a panel |
 //!
 //! On a CPU the L1 budget falls into the L2 cache and L0 into L1d. All panels of
@@ -167,6 +167,8 @@ pub struct RowState {
     pub c: [f32; PANEL_ROWS],
     /// S16 of the last block: the reference's fraction as a BF16 (compensated).
     pub factor: [f32; PANEL_ROWS],
+    /// The largest unscaled score; -inf until a key was seen. NaN doesn't count.
+    pub max: [f32; PANEL_ROWS],
 }
 
 impl RowState {
@@ -177,6 +179,7 @@ impl RowState {
         rounded_sum: [0.0; PANEL_ROWS],
         c: [0.0; PANEL_ROWS],
         factor: [0.0; PANEL_ROWS],
+        max: [0.0; PANEL_ROWS],
     };
 
     /// Before the first block.
@@ -184,6 +187,7 @@ impl RowState {
         reference: [f32::NEG_INFINITY; PANEL_ROWS],
         c: [1.0; PANEL_ROWS],
         factor: [1.0; PANEL_ROWS],
+        max: [f32::NEG_INFINITY; PANEL_ROWS],
         ..Self::ZERO
     };
 }
@@ -203,8 +207,8 @@ pub struct Tiles {
     pub ub: [RowState; PANELS],
 }
 
-/// Most FP32 numbers of one task's partial result: O, and exponent and sum of each row.
-pub const MAX_PARTIAL: usize = GROUP_ROWS * (MAX_D_V + 2);
+/// Most FP32 numbers of one task's partial result: O, and exponent, sum and largest score of each row.
+pub const MAX_PARTIAL: usize = GROUP_ROWS * (MAX_D_V + 3);
 
 /// The memory that one thread works in: about 1.9 MiB (135 KiB with small tiles), 64-byte
 /// aligned.
@@ -283,7 +287,7 @@ const _: () = {
         size_of::<L0a>() == 2 * size_of::<PTile>() + size_of::<Residuals>() + 2 * 4 * PANEL_ROWS
     );
     assert!(size_of::<Residuals>() == PANEL_ROWS * 2 * 4);
-    assert!(size_of::<RowState>() == PANEL_ROWS * 5 * 4);
+    assert!(size_of::<RowState>() == PANEL_ROWS * 6 * 4);
     assert!(
         size_of::<Tiles>()
             == PANELS * size_of::<QPanel>()

@@ -483,6 +483,14 @@ const FORMATS: [Lse; 4] = [
     format(LseBase::Two, EmptyLse::MinusInfinity),
 ];
 
+const fn part<'a>(o: &'a [f32], lse: &'a [f32]) -> Part<'a> {
+    Part {
+        o,
+        lse,
+        max_logits: None,
+    }
+}
+
 fn into(
     shape: &Shape,
     o: &mut [f32],
@@ -528,7 +536,7 @@ fn parts_merge_to_the_result_over_all_keys() {
             ));
         }
         let (mut o, mut lse) = parts.remove(0);
-        let parts: Vec<Part> = parts.iter().map(|(o, lse)| Part { o, lse }).collect();
+        let parts: Vec<Part> = parts.iter().map(|(o, lse)| part(o, lse)).collect();
         into(&case.shape, &mut o, &mut lse, &parts, format).unwrap();
         for (got, want) in o.iter().zip(&want_o) {
             assert!((f64::from(*got) - want).abs() < 2e-5, "{got} {want}");
@@ -554,6 +562,7 @@ fn merging_nothing() {
         let part = Part {
             o: &[f32::NAN; 4],
             lse: &[empty; 2],
+            max_logits: None,
         };
         into(&SMALL, &mut o, &mut lse, &[part, part], format).unwrap();
         assert_eq!((o, lse), ([0.0, 0.0, 1.0, 2.0], [empty, 0.5]));
@@ -561,6 +570,7 @@ fn merging_nothing() {
         let part = Part {
             o: &[1.0; 4],
             lse: &[1.0, f32::NAN],
+            max_logits: None,
         };
         into(&SMALL, &mut o, &mut lse, &[part], format).unwrap();
         assert_eq!((&o[..2], lse[0]), (&[1.0; 2][..], 1.0));
@@ -578,6 +588,7 @@ fn merging_what_is_not_finite_and_weighs_nothing() {
         let part = Part {
             o: &[1.0, bad, bad, bad],
             lse: &[-1000.0, format.empty.value()],
+            max_logits: None,
         };
         into(&SMALL, &mut o, &mut lse, &[part], format).unwrap();
         assert_eq!((o[0], o[2], o[3], lse), (1.0, 2.0, 2.0, [0.0; 2]));
@@ -597,6 +608,31 @@ fn merging_no_rows() {
 }
 
 #[test]
+fn merging_takes_the_largest_scores() {
+    let (o, lse) = ([1.0; 4], [0.0; 2]);
+    let merged = |first: [f32; 2], others: &[[f32; 2]]| {
+        let (mut total_o, mut total_lse, mut max_logits) = (o, lse, first);
+        let parts: Vec<_> = others
+            .iter()
+            .map(|max_logits| Part {
+                max_logits: Some(max_logits),
+                ..part(&o, &lse)
+            })
+            .collect();
+        let total = Output {
+            max_logits: Some(&mut max_logits),
+            ..Output::dense(SMALL, Elements::F32(&mut total_o), &mut total_lse)
+        };
+        merge(&SMALL, total, &parts).unwrap();
+        assert!(total_o == [1.0; 4] && total_lse[0] > 0.0);
+        max_logits
+    };
+    let none = f32::NEG_INFINITY;
+    assert_eq!(merged([1.0, none], &[[2.0, none], [-1.0, 3.0]]), [2.0, 3.0]);
+    assert_eq!(merged([none, 5.0], &[[none, f32::NAN]]), [none, 5.0]);
+}
+
+#[test]
 fn merging_refuses_other_lengths() {
     let (mut o, mut lse) = ([1.0; 4], [1.0; 2]);
     let wrong = |argument, len, expected| {
@@ -606,7 +642,6 @@ fn merging_refuses_other_lengths() {
             expected,
         })
     };
-    let part = |o, lse| Part { o, lse };
     let format = Lse::default();
     let some = [1.0; 4];
     let parts = [part(&some[..], &some[..2]), part(&some[..3], &some[..2])];
@@ -620,6 +655,35 @@ fn merging_refuses_other_lengths() {
     let (argument, len, needed) = (Argument::O, 3, 4);
     assert_eq!(
         short,
+        Err(Error::TooShort {
+            argument,
+            len,
+            needed
+        })
+    );
+    for (given, len) in [(None, 0), (Some(&some[..1]), 1), (Some(&some[..3]), 3)] {
+        let mut max_logits = [1.0; 2];
+        let total = Output {
+            max_logits: Some(&mut max_logits),
+            ..Output::dense(SMALL, Elements::F32(&mut o), &mut lse)
+        };
+        let part = Part {
+            max_logits: given,
+            ..part(&some[..], &some[..2])
+        };
+        assert_eq!(
+            merge(&SMALL, total, &[part]),
+            wrong(Argument::MaxLogits, len, 2)
+        );
+        assert_eq!(max_logits, [1.0; 2]);
+    }
+    let total = Output {
+        lse: None,
+        ..Output::dense(SMALL, Elements::F32(&mut o), &mut [])
+    };
+    let (argument, len, needed) = (Argument::Lse, 0, 1);
+    assert_eq!(
+        merge(&SMALL, total, &[]),
         Err(Error::TooShort {
             argument,
             len,

@@ -172,6 +172,7 @@ fn outputs_and_merging() {
     let part = Part {
         o: &part_o,
         lse: &part_lse,
+        max_logits: None,
     };
     merge(&problem.shape, output, &[part]).unwrap();
     let (want, _) = host.golden();

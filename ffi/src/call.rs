@@ -485,8 +485,9 @@ impl Results {
             o,
             o_strides: self.o_strides,
             // SAFETY: needs what this function's contract promises.
-            lse: unsafe { self.lse.claim() },
+            lse: Some(unsafe { self.lse.claim() }),
             lse_strides: self.lse_strides,
+            max_logits: None,
             lse_format: self.format,
         }
     }

@@ -481,7 +481,11 @@ pub unsafe extern "C" fn amla_merge(
         if parts.is_null() && parts_len > 0 {
             return Err(Fault::Null { argument: "parts" });
         }
-        let mut given: [Part<'_>; types::AMLA_MERGE_MAX] = [Part { o: &[], lse: &[] }; _];
+        let mut given: [Part<'_>; types::AMLA_MERGE_MAX] = [Part {
+            o: &[],
+            lse: &[],
+            max_logits: None,
+        }; _];
         for (i, part) in given.iter_mut().enumerate().take(parts_len) {
             // What is written against each part on its own: parts may be the same memory.
             let mut regions = outputs.clone();
@@ -510,6 +514,7 @@ pub unsafe extern "C" fn amla_merge(
                 o: unsafe { slice(&mut regions, "parts.o", read.o, read.o_len) }?,
                 // SAFETY: the caller's pointers are as documented: this function's contract.
                 lse: unsafe { slice(&mut regions, "parts.lse", read.lse, read.lse_len) }?,
+                max_logits: None,
             };
             regions.check()?;
         }

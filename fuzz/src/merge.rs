@@ -138,16 +138,31 @@ fn dot(at: [usize; 3], strides: [usize; 3]) -> usize {
 }
 
 fn merged(input: &Input, o: &mut [f32], lse: &mut [f32]) -> Result<(), Error> {
-    let parts = input.results[1..].iter().map(|[o, lse]| Part { o, lse });
+    // The logarithms stand for the largest scores, too.
+    let parts = input.results[1..].iter().map(|[o, lse]| Part {
+        o,
+        lse,
+        max_logits: Some(lse),
+    });
     let parts: Vec<Part> = parts.collect();
+    let mut max_logits = input.results[0][1].clone();
     let total = Output {
         o: Elements::F32(o),
         o_strides: input.o_strides,
-        lse,
+        lse: Some(lse),
         lse_strides: input.lse_strides,
+        max_logits: Some(&mut max_logits),
         lse_format: input.format,
     };
-    merge(&input.shape, total, &parts)
+    merge(&input.shape, total, &parts)?;
+    let Shape { b, s_q, h_q, .. } = input.shape;
+    for i in 0..b * h_q * s_q {
+        let at = dot([i / s_q / h_q, i / s_q % h_q, i % s_q], input.lse_strides);
+        let all = input.results.iter().map(|[_, lse]| lse[at]);
+        let want = all.reduce(f32::max).unwrap();
+        assert!(max_logits[at] == want || (max_logits[at].is_nan() && want.is_nan()));
+    }
+    Ok(())
 }
 
 fn row(input: &Input, start: usize, at: usize, got: &[f32], got_lse: f32) {

@@ -103,8 +103,9 @@ fn refused(problem: &Problem, words: [u64; Plan::WORDS]) {
     let written = Output {
         o: Elements::F32(&mut o),
         o_strides: [64; 3],
-        lse: &mut lse,
+        lse: Some(&mut lse),
         lse_strides: [1; 3],
+        max_logits: None,
         lse_format: Lse::default(),
     };
     assert!(combine(problem, &plan, &mut partials, written).is_err());

@@ -129,7 +129,7 @@ struct Drive<'a> {
 
 impl Visitor for Drive<'_> {
     /// The bits of the partial result, as the backend has it and with the other preload: O row by row in
-    /// each strip, exponents and sums.
+    /// each strip, exponents, sums and largest scores.
     type Output = [Vec<u32>; 2];
 
     fn visit<K: Kernel>(self, kernel: K) -> Self::Output {
@@ -169,7 +169,9 @@ impl Drive<'_> {
         };
         attend(kernel, task);
         let partial = Partial::view(&mut memory, D_V);
-        let mut numbers = [&partial.exponent[..rows], &partial.sum[..rows]].concat();
+        let mut numbers = [partial.exponent, partial.sum, partial.max]
+            .map(|numbers| &numbers[..rows])
+            .concat();
         for panel in 0..group.panels() {
             let o = panel_o(&group, panel, partial.o);
             for strip in o.chunks(group.strip_rows(panel)) {

@@ -131,6 +131,11 @@ pub fn softmax<S: Advance, T: StoreP<S>>(
         (Some(max), None) => *max,
         _ => block_maxima(simd, call, s),
     };
+    let so_far = lanes_mut::<S>(&mut state.max).iter_mut();
+    for (so_far, max) in so_far.zip(lanes::<S>(&max)).take(vectors) {
+        // NaN doesn't count.
+        simd.store(simd.max(simd.load(max), simd.load(so_far)), so_far);
+    }
     let bases = simd.advance(call, &max, state, &mut p.increment);
     let mut largest = Largest {
         p: [0.0; PANEL_ROWS],

@@ -94,7 +94,7 @@ pub fn softmax_rows<S: Simd, T: StoreRows<S>>(
 ) -> bool {
     let seen = (call.mask.is_some() || keys.len() < vectors * S::LANES).then(|| seen(call, keys));
     let seen = |r: usize| seen.as_ref().map(|seen| seen[r]);
-    let mut above = simd.splat(f32::NEG_INFINITY);
+    let [mut above, mut larger] = [simd.splat(f32::NEG_INFINITY); 2];
     for r in 0..call.rows {
         let max = row_max(simd, &lanes::<S>(&p.0[r])[..vectors], seen(r));
         // NaN doesn't count: where nothing was seen, for one.
@@ -103,10 +103,11 @@ pub fn softmax_rows<S: Simd, T: StoreRows<S>>(
             simd.splat(state.reference[r]),
         );
         above = simd.max(over, above);
+        larger = simd.max(simd.sub(max, simd.splat(state.max[r])), larger);
     }
     increment.fill(0);
-    let moved = simd.any(simd.not_ge(simd.splat(0.0), above));
-    if moved {
+    let mut moved = false;
+    if simd.any(simd.not_ge(simd.splat(0.0), simd.max(above, larger))) {
         let mut maxima = [f32::NEG_INFINITY; PANEL_ROWS];
         for (r, largest) in maxima.iter_mut().enumerate().take(call.rows) {
             let max = row_max(simd, &lanes::<S>(&p.0[r])[..vectors], seen(r));
@@ -115,9 +116,15 @@ pub fn softmax_rows<S: Simd, T: StoreRows<S>>(
             let scores: &[f32] = bytemuck::cast_slice(from_ref(&scores));
             *largest = scores.iter().copied().fold(*largest, f32::max);
         }
-        let mut unused = advance::Bases::NONE;
-        advance(call, 0..call.rows, &maxima, state, increment, &mut unused);
-        *bases = Bases::of(call, state);
+        for (so_far, &max) in state.max.iter_mut().zip(&maxima) {
+            *so_far = so_far.max(max);
+        }
+        moved = simd.any(simd.not_ge(simd.splat(0.0), above));
+        if moved {
+            let mut unused = advance::Bases::NONE;
+            advance(call, 0..call.rows, &maxima, state, increment, &mut unused);
+            *bases = Bases::of(call, state);
+        }
     }
     let (scale, zero) = (simd.splat(call.scale), simd.splat(0.0));
     let exact = call.rescale == Rescale::Exact;

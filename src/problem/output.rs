@@ -118,24 +118,30 @@ pub struct Output<'a> {
     pub o: Elements<'a>,
     /// Strides of `o` over `(b, s_q, h_q)`, in elements; the first is ignored with `q_indptr`.
     pub o_strides: [usize; 3],
-    /// `[b, h_q, s_q]`, or `[h_q, tokens]`: logarithm of the sum of exponentials.
-    pub lse: &'a mut [f32],
-    /// Strides of `lse` over `(b, h_q, s_q)`, in elements.
+    /// `[b, h_q, s_q]`, or `[h_q, tokens]` with `q_indptr`: logarithm of the sum of exponentials.
+    /// `None` where nobody needs it.
+    pub lse: Option<&'a mut [f32]>,
+    /// Strides of `lse` and `max_logits` over `(b, h_q, s_q)`, in elements.
     pub lse_strides: [usize; 3],
+    /// With the dimensions and strides of `lse`: each row's largest `softmax_scale * q.k` of the keys
+    /// that it sees, whatever the base of lse. NaN doesn't count, and a row that sees no key has minus
+    /// infinity. `None` where nobody needs it.
+    pub max_logits: Option<&'a mut [f32]>,
     /// How `lse` is written.
     pub lse_format: Lse,
 }
 
 impl<'a> Output<'a> {
-    /// Dense outputs.
+    /// Dense outputs, O and lse.
     #[must_use]
     pub const fn dense(shape: Shape, o: Elements<'a>, lse: &'a mut [f32]) -> Self {
         let row = shape.h_q.saturating_mul(shape.d_v);
         Self {
             o,
             o_strides: [row.saturating_mul(shape.s_q), row, shape.d_v],
-            lse,
+            lse: Some(lse),
             lse_strides: [shape.h_q.saturating_mul(shape.s_q), shape.s_q, 1],
+            max_logits: None,
             lse_format: Lse {
                 base: LseBase::E,
                 empty: EmptyLse::Infinity,
@@ -153,7 +159,15 @@ impl<'a> Output<'a> {
         check_extent(Argument::O, self.o.len(), o, self.o_strides, s.d_v)?;
         check_disjoint(Argument::O, o, self.o_strides, s.d_v)?;
         let lse = [b, s.h_q, s_q];
-        check_extent(Argument::Lse, self.lse.len(), lse, self.lse_strides, 1)?;
-        check_disjoint(Argument::Lse, lse, self.lse_strides, 1)
+        for (argument, rows) in [
+            (Argument::Lse, &self.lse),
+            (Argument::MaxLogits, &self.max_logits),
+        ] {
+            if let Some(rows) = rows {
+                check_extent(argument, rows.len(), lse, self.lse_strides, 1)?;
+                check_disjoint(argument, lse, self.lse_strides, 1)?;
+            }
+        }
+        Ok(())
     }
 }

@@ -4,8 +4,8 @@ use half::bf16;
 use libm::{exp, log};
 
 use super::arithmetic::{axpy, dot};
-use super::row::{Row, check, check_row, each_row, one_row};
-use crate::error::Error;
+use super::row::{Row, check, check_row, check_rows, each_row, one_row, rows, with_row};
+use crate::error::{Argument, Error};
 use crate::problem::Problem;
 use crate::tile::MAX_D_QK;
 
@@ -35,6 +35,26 @@ pub fn golden_row(problem: &Problem, at: [usize; 3], o: &mut [f64]) -> Result<f6
     let mut lse = 0.0;
     one_row(problem, false, at, o, &mut lse, textbook);
     Ok(lse)
+}
+
+/// [`Output::max_logits`](crate::Output::max_logits) in FP64: each row's largest scaled score, dense as
+/// lse; minus infinity for a row that sees no key.
+///
+/// # Errors
+///
+/// What is wrong with the problem, or [`Error::WrongLength`] for the output. Nothing has been written then.
+pub fn golden_max_logits(problem: &Problem, max_logits: &mut [f64]) -> Result<(), Error> {
+    check_rows(problem, Argument::MaxLogits, max_logits.len())?;
+    let scale = f64::from(problem.softmax_scale);
+    for (at, [_, index]) in rows(problem) {
+        max_logits[index] = with_row(problem, at, |row| {
+            let mut key = [bf16::ZERO; MAX_D_QK];
+            let seen = row.keys.clone().filter(|&k| row.sees(k));
+            let scores = seen.map(|k| scale * dot::<f64>(row.q, row.key(k, &mut key)));
+            scores.fold(f64::NEG_INFINITY, f64::max)
+        });
+    }
+    Ok(())
 }
 
 fn textbook(row: &Row, o: &mut [f64]) -> f64 {

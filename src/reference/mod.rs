@@ -48,7 +48,7 @@ mod row;
 
 pub use amla::{amla_as_printed, amla_compensated, amla_exact, amla_exact_split_max};
 pub use base::{base, base_row};
-pub use golden::{golden, golden_row};
+pub use golden::{golden, golden_max_logits, golden_row};
 
 use crate::error::{Argument, Error};
 use crate::problem::{Problem, in_range};

@@ -161,11 +161,20 @@ pub(super) fn as_bf16<'b>(
 /// Checks the problem, and the lengths of dense outputs.
 pub(super) fn check(problem: &Problem, o: usize, lse: usize) -> Result<(), Error> {
     check_problem(problem)?;
-    let s = &problem.shape;
+    let d_v = problem.shape.d_v;
+    right_length(Argument::O, o, count_rows(problem).saturating_mul(d_v))?;
+    right_length(Argument::Lse, lse, count_rows(problem))
+}
+
+/// Checks the problem, and the length of a dense output of one number for each row.
+pub(super) fn check_rows(problem: &Problem, argument: Argument, len: usize) -> Result<(), Error> {
+    check_problem(problem)?;
+    right_length(argument, len, count_rows(problem))
+}
+
+fn count_rows(problem: &Problem) -> usize {
     let [b, s_q] = problem.q_dims();
-    let rows = b.saturating_mul(s_q).saturating_mul(s.h_q);
-    right_length(Argument::O, o, rows.saturating_mul(s.d_v))?;
-    right_length(Argument::Lse, lse, rows)
+    b.saturating_mul(s_q).saturating_mul(problem.shape.h_q)
 }
 
 /// Checks the problem and the row `[request, position, head]`; returns its sequence, the position
@@ -217,16 +226,42 @@ pub(super) fn each_row<T: Real>(
     lse: &mut [T],
     mut attend: impl FnMut(&Row, &mut [T]) -> f64,
 ) {
-    let s = &problem.shape;
-    let [_, s_q] = problem.q_dims();
-    for b in 0..problem.sequences() {
-        for (j, h) in (0..problem.queries(b)).flat_map(|j| (0..s.h_q).map(move |h| (j, h))) {
-            let [request, token] = problem.token(b, j);
-            let o = &mut o[((request * s_q + token) * s.h_q + h) * s.d_v..][..s.d_v];
-            let lse = &mut lse[(request * s.h_q + h) * s_q + token];
-            one_row(problem, split, [b, j, h], o, lse, &mut attend);
-        }
+    let d_v = problem.shape.d_v;
+    for (at, [row, index]) in rows(problem) {
+        let o = &mut o[row * d_v..][..d_v];
+        one_row(problem, split, at, o, &mut lse[index], &mut attend);
     }
+}
+
+/// All rows, `[sequence, position, head]`, and where their results are among dense rows of O and in lse.
+pub(super) fn rows(problem: &Problem) -> impl Iterator<Item = ([usize; 3], [usize; 2])> {
+    let h_q = problem.shape.h_q;
+    let [_, s_q] = problem.q_dims();
+    (0..problem.sequences()).flat_map(move |b| {
+        let positions = (0..problem.queries(b)).flat_map(move |j| (0..h_q).map(move |h| (j, h)));
+        positions.map(move |(j, h)| {
+            let [request, token] = problem.token(b, j);
+            let row = (request * s_q + token) * h_q + h;
+            ([b, j, h], [row, (request * h_q + h) * s_q + token])
+        })
+    })
+}
+
+/// Calls `attend` with a row and all keys that it may see.
+pub(super) fn with_row<R>(
+    problem: &Problem,
+    [b, j, h]: [usize; 3],
+    attend: impl FnOnce(&Row) -> R,
+) -> R {
+    let mut row = [bf16::ZERO; MAX_D_QK];
+    attend(&Row {
+        problem,
+        b,
+        j,
+        head: h / problem.shape.group(),
+        q: as_bf16(problem.query(b, j, h), problem.q_widths(), &mut row),
+        keys: problem.visible(b, j),
+    })
 }
 
 /// [`each_row`] of one row.
@@ -244,18 +279,8 @@ pub(super) fn one_row<T: Real>(
         *lse = f32::INFINITY.into();
         return;
     }
-    let mut attend = |keys, o: &mut [T]| {
-        let mut row = [bf16::ZERO; MAX_D_QK];
-        let row = Row {
-            problem,
-            b,
-            j,
-            head: h / s.group(),
-            q: as_bf16(problem.query(b, j, h), problem.q_widths(), &mut row),
-            keys,
-        };
-        attend(&row, o)
-    };
+    let mut attend =
+        |keys, o: &mut [T]| with_row(problem, [b, j, h], |row| attend(&Row { keys, ..*row }, o));
     let visible = problem.visible(b, j);
     let visible_keys = visible.clone();
     let total = if split {

@@ -237,8 +237,9 @@ pub fn check_layout(case: &Case, options: &Options, layout: Layout, want: &Bits)
                     Elements::F32(&mut o32)
                 },
                 o_strides,
-                lse: &mut lse,
+                lse: Some(&mut lse),
                 lse_strides,
+                max_logits: None,
                 lse_format: Lse::default(),
             };
             if through_tasks {
@@ -297,7 +298,8 @@ pub fn interleaved_outputs(backend: Backend) {
         let output = Output {
             o: Elements::F32(&mut o[i * 128..]),
             o_strides: o_strides.map(|stride| 2 * stride),
-            lse: &mut lse[i..],
+            lse: Some(&mut lse[i..]),
+            max_logits: None,
             lse_strides: lse_strides.map(|stride| 2 * stride),
             lse_format: Lse::default(),
         };

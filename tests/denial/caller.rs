@@ -36,7 +36,7 @@ impl Caller {
             o: vec![PATTERN; elements],
             halves: vec![HALF; elements],
             lse: vec![PATTERN; elements],
-            partials: vec![PATTERN; 16 * 64 * (DIMS.1 + 2)],
+            partials: vec![PATTERN; 16 * 64 * (DIMS.1 + 3)],
             denied: 0,
         }
     }

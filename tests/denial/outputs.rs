@@ -19,6 +19,7 @@ fn outputs() {
     let sizes = [
         (Argument::O, rows * DIMS.1, DIMS.1),
         (Argument::Lse, rows, 1),
+        (Argument::MaxLogits, rows, 1),
     ];
     for (argument, needed, width) in sizes {
         let of_o = argument == Argument::O;
@@ -30,15 +31,30 @@ fn outputs() {
         let mut deny = |want, change: &dyn Fn(&mut Output)| {
             let options = Options::default();
             let shape = good.shape;
+            let mut max_logits = vec![PATTERN; rows];
+            let mut call = |output: Output, call: &mut dyn FnMut(Output) -> Result<(), Error>| {
+                let mut output = output;
+                if argument == Argument::MaxLogits {
+                    // In its place, with what was wrong with it.
+                    let lens = output.lse.take().map_or(0, |lse| lse.len());
+                    output.max_logits = Some(&mut max_logits[..lens.min(rows)]);
+                }
+                call(output)
+            };
             caller.output(shape, want, change, |output, workspace, _| {
-                decode(&good, &options, workspace, output)
+                call(output, &mut |output| {
+                    decode(&good, &options, workspace, output)
+                })
             });
             caller.output(shape, want, change, |output, _, partials| {
-                combine(&good, &plan, partials, output)
+                call(output, &mut |output| {
+                    combine(&good, &plan, partials, output)
+                })
             });
             caller.output(shape, want, change, |output, _, _| {
-                merge(&shape, output, &[])
+                call(output, &mut |output| merge(&shape, output, &[]))
             });
+            assert!(untouched(&max_logits));
         };
         for len in [0, 1, needed / 2, needed - 1] {
             deny(too_short(argument, len, needed), &|output| {
@@ -70,12 +86,12 @@ fn outputs() {
             deny(overlap, &|output| strides(output, 0));
         }
     }
-    report("outputs", &caller, 150);
+    report("outputs", &caller, 250);
 }
 
 fn shorten(output: &mut Output, of_o: bool, len: usize) {
     if !of_o {
-        output.lse = &mut std::mem::take(&mut output.lse)[..len];
+        output.lse = output.lse.take().map(|lse| &mut lse[..len]);
         return;
     }
     let o = std::mem::replace(&mut output.o, Elements::F32(&mut []));
@@ -178,10 +194,12 @@ fn merging() {
             let mut parts = [Part {
                 o: &o[..rows * DIMS.1],
                 lse: &lse[..rows],
+                max_logits: None,
             }; 3];
             parts[index] = Part {
                 o: &o[..o_len],
                 lse: &lse[..lse_len],
+                max_logits: None,
             };
             let want = match wrong_lse {
                 0 => wrong_length(Argument::O, o_len, rows * DIMS.1),

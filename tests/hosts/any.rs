@@ -6,7 +6,7 @@ use proptest::strategy::Union;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
 
 use crate::common::modes;
-use crate::host::{Host, Keys, Layout, PLAIN, combined, decoded, same};
+use crate::host::{Host, Keys, Layout, PLAIN, check_max_logits, combined, decoded, same};
 use crate::sizes::{MHA, MLA, SMALL, TINY};
 
 /// A host and how it is laid out, in numbers.
@@ -97,6 +97,7 @@ pub fn any_host(backend: Backend) {
         let laid = host.laid(recipe.layout);
         same(&decoded(&laid.problem(), &options), &want, &options);
         same(&combined(&laid.problem(), &options), &want, &options);
+        check_max_logits(&laid.problem(), &options);
         Ok(())
     };
     if let Err(error) = runner.run(&recipe(), check) {

@@ -9,6 +9,7 @@ mod host;
 
 mod any;
 mod golden;
+mod largest;
 mod layouts;
 mod refusals;
 mod sizes;
@@ -18,6 +19,7 @@ use golden::{
     hidden_keys_stay_hidden, rows_that_see_nothing, sinks, sinks_without_rivals, tree_masks,
     windows,
 };
+use largest::{largest_scores, slowly_rising_scores, special_scores};
 use layouts::{
     everything_at_once, formats_of_outputs, kv_heads_are_problems_of_their_own,
     layouts_hold_the_same, requests_stay_alone, sinks_of_nothing, tables_of_requests_without_keys,
@@ -42,4 +44,7 @@ suites![
     rows_that_see_nothing,
     hidden_keys_stay_hidden,
     any_host,
+    largest_scores,
+    slowly_rising_scores,
+    special_scores,
 ];

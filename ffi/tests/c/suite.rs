@@ -200,8 +200,9 @@ impl Cases {
         let output = Output {
             o: elements,
             o_strides,
-            lse: &mut lse,
+            lse: Some(&mut lse),
             lse_strides,
+            max_logits: None,
             lse_format: target.lse,
         };
         decode(problem, options, &mut workspace(), output).unwrap();
@@ -260,7 +261,11 @@ impl Cases {
         let (mut o, mut total) = results[0].clone();
         let parts: Vec<_> = results[1..]
             .iter()
-            .map(|(o, lse)| Part { o, lse })
+            .map(|(o, lse)| Part {
+                o,
+                lse,
+                max_logits: None,
+            })
             .collect();
         let output = Output {
             lse_format: lse,

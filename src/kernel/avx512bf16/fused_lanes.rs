@@ -626,6 +626,8 @@ fn softmax(
         largest = _mm512_max_ps(largest, max[i]);
     }
     let largest = to_rows(_mm512_max_ps(largest, swapped(largest)));
+    let so_far = &mut state.max.as_chunks_mut().0[0];
+    store(so_far, _mm512_max_ps(largest, load(so_far)));
     let [max, mut offset] = follow::follow(zmm, call, 0, largest, state, increment);
     let exact = call.rescale == Rescale::Exact;
     let two_parts = call.precision == Precision::Bf16x2;

@@ -158,7 +158,7 @@ impl After {
     }
 
     /// The fields of a row's state.
-    pub(super) fn state(&self, r: usize) -> [f32; 5] {
+    pub(super) fn state(&self, r: usize) -> [f32; 6] {
         let state = &self.state;
         let RowState {
             sum,
@@ -166,8 +166,9 @@ impl After {
             reference,
             c,
             factor,
+            max,
         } = state;
-        [sum, rounded_sum, reference, c, factor].map(|field| field[r])
+        [sum, rounded_sum, reference, c, factor, max].map(|field| field[r])
     }
 
     /// Holds O and the state of the first `rows` of a group's against another result, bit for bit. O may be

@@ -1,0 +1,81 @@
+//! Largest scores: of rows in every kernel, of keys that a reference needn't move for, and of special values.
+
+use amla::{Backend, Elements, Output, decode};
+use half::bf16;
+
+use crate::common::modes;
+use crate::host::{Host, PLAIN, check_max_logits, decoded, output, paged, rows};
+use crate::sizes::{MLA, SMALL};
+
+/// Groups that go through fused kernels, and panels; keys in one split, and in several.
+pub fn largest_scores(backend: Backend) {
+    for heads in [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 64, 65, 130] {
+        let requests = [(1, 1), (1, 193), (2, 0), (1, 2060)];
+        for scale in [1.0, -0.3, 0.0] {
+            let mut host = Host::new([heads, 1], SMALL, &requests).window(2050);
+            host.scale *= scale;
+            let laid = host.laid(paged(16));
+            for options in modes(backend) {
+                check_max_logits(&laid.problem(), &options);
+            }
+        }
+    }
+    let host = Host::new([16, 1], MLA, &[(1, 500)]);
+    check_max_logits(&host.laid(PLAIN).problem(), &modes(backend)[0]);
+}
+
+/// Scores rise a little from key to key, then once, and fall: the running reference seldom moves.
+pub fn slowly_rising_scores(backend: Backend) {
+    for heads in [1, 5, 8, 12, 70] {
+        let mut host = Host::new([heads, 1], SMALL, &[(1, 700)]);
+        host.scale = 1.0;
+        host.queries(0).fill(bf16::ZERO);
+        for (h, query) in host.queries(0).chunks_mut(SMALL.0).enumerate() {
+            query[0] = bf16::from_f32(1.0 + h as f32 / 128.0);
+        }
+        for k in 0..700 {
+            host.key(0, k)[0] = bf16::from_f32(match k {
+                600.. => 1.0,
+                _ => -2.0 + (k / 16) as f32 / 64.0,
+            });
+        }
+        let laid = host.laid(PLAIN);
+        for options in modes(backend) {
+            check_max_logits(&laid.problem(), &options);
+        }
+    }
+}
+
+/// Infinite scores count, NaN doesn't; and what else is written doesn't depend on largest scores.
+pub fn special_scores(backend: Backend) {
+    let specials = [bf16::NAN, bf16::INFINITY, bf16::NEG_INFINITY];
+    for (heads, special) in [1, 4, 8, 20]
+        .into_iter()
+        .flat_map(|heads| specials.map(|special| (heads, special)))
+    {
+        // Values apart, so that keys alone are special.
+        let mut host = Host::new([heads, 1], SMALL, &[(1, 300)]).separate_v();
+        for query in host.queries(0).chunks_mut(SMALL.0) {
+            query[0] = bf16::ONE;
+        }
+        for k in [0, 100, 299] {
+            host.key(0, k)[0] = special;
+        }
+        let laid = host.laid(PLAIN);
+        let problem = laid.problem();
+        for options in modes(backend) {
+            check_max_logits(&problem, &options);
+            let want = decoded(&problem, &options);
+            let rows = rows(&problem);
+            let (mut o, mut lse) = (vec![0.0; rows * SMALL.1], vec![0.0; rows]);
+            let mut max_logits = vec![0.0; rows];
+            let output = Output {
+                max_logits: Some(&mut max_logits),
+                ..output(&problem, Elements::F32(&mut o), &mut lse)
+            };
+            decode(&problem, &options, &mut crate::common::workspace(), output).unwrap();
+            let bits = |xs: &[f32]| xs.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert!((bits(&o), bits(&lse)) == want, "{options:?}");
+        }
+    }
+}
