@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use amla::format::{FP8_ROW, MODEL1_ROW, MODEL1_SCALES, encode_fp8, encode_int8, encode_model1};
 use amla::{
-    Backend, BackendId, Data, Elements, Indices, Options, Output, Pages, Problem, Shape, Sparse,
-    Tensor, Workspace, decode,
+    Backend, BackendId, Data, Elements, IndexList, Indices, Options, Output, Pages, Problem, Shape,
+    Sparse, Tensor, Workspace, decode,
 };
 use half::{bf16, f16};
 
@@ -86,6 +86,7 @@ fn paged(bench: &mut Bench, dense: &Problem, page_size: usize) {
         pages: Some(Pages {
             block_table: &block_table,
             max_blocks: pages,
+            stride: pages,
             page_size,
             pages,
         }),
@@ -169,10 +170,11 @@ fn sparse(bench: &mut Bench, q: &[bf16], kv: &[bf16]) {
     let sparse = Problem {
         sparse: Some(Sparse {
             indices: Indices {
-                indices: &indices,
-                strides: [0; 2],
+                indices: IndexList::I32(&indices),
+                strides: [0; 3],
                 topk: TOPK,
                 topk_length: None,
+                topk_length_strides: [1, 0],
             },
             extra: None,
         }),

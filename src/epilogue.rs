@@ -212,7 +212,7 @@ impl PanelEnd<'_, '_> {
         for r in 0..self.group.panel_rows(self.panel) {
             let (j, h) = self.group.position(self.panel * PANEL_ROWS + r);
             let (exponent, sum) = (self.part.exponent[r], self.part.sum[r]);
-            let empty = !problem.sees_any(self.group.request, j);
+            let empty = !problem.sees_any(self.group.request, self.group.head, j);
             let log2 = log2_sum(exponent, sum);
             // A row that sees keys, all of them with a score of -inf, is 0 / 0 as in
             // the definition.

@@ -42,6 +42,8 @@ pub enum Argument {
     Pages,
     /// The separate values.
     V,
+    /// The column of a key at which its value begins.
+    VOffset,
     /// Valid keys per request.
     CacheSeqlens,
     /// Whether queries see no later keys.
@@ -115,6 +117,7 @@ impl Argument {
             Self::PageSize => "page_size",
             Self::Pages => "pages",
             Self::V => "v",
+            Self::VOffset => "v_offset",
             Self::CacheSeqlens => "cache_seqlens",
             Self::Causal => "causal",
             Self::Window => "window",
@@ -216,9 +219,11 @@ pub enum Error {
     TopkLength {
         /// Which list of lengths.
         argument: Argument,
-        /// Which request.
+        /// Which request; 0 with ragged queries.
         request: usize,
-        /// Its entry.
+        /// Which of its query positions, or which token; 0 if they share the entry.
+        position: usize,
+        /// The entry.
         value: i32,
         /// Indices of each query position.
         limit: usize,
@@ -379,9 +384,13 @@ impl fmt::Display for Error {
             Self::TopkLength {
                 argument,
                 request,
+                position,
                 value,
                 limit,
-            } => write!(f, "{argument}[{request}] is {value}, not in 0..={limit}"),
+            } => write!(
+                f,
+                "{argument}[{request}][{position}] is {value}, not in 0..={limit}"
+            ),
             Self::Page {
                 request,
                 index,

@@ -114,6 +114,19 @@ impl<'a> Row<'a> {
         }
     }
 
+    /// The row from a column on, which is 0 for a row with FP8 ones.
+    pub(crate) fn columns_from(self, column: usize) -> Self {
+        match self {
+            Self::Bf16(row) => Self::Bf16(&row[column..]),
+            Self::F16(row) => Self::F16(&row[column..]),
+            Self::Int8 { values, scale } => Self::Int8 {
+                values: &values[column..],
+                scale,
+            },
+            Self::Fp8 { .. } => self,
+        }
+    }
+
     /// The row itself, where it is stored as BF16.
     pub(crate) const fn as_bf16(&self) -> &'a [bf16] {
         match *self {
@@ -135,6 +148,11 @@ impl Data<'_> {
     /// Whether rows can be used in place.
     pub(crate) const fn is_bf16(&self) -> bool {
         matches!(self, Self::Bf16(_))
+    }
+
+    /// Whether a row can be read from another column than its first on.
+    pub(crate) const fn has_columns(&self) -> bool {
+        !matches!(self, Self::Fp8(_) | Self::Model1 { .. })
     }
 
     /// Number of elements, in the units of strides.

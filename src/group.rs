@@ -125,7 +125,7 @@ impl<'a> Group<'a> {
             let visible = problem.visible(self.request, j);
             partial |= visible.start > keys.start || visible.end < keys.end;
             for (k, mask) in keys.clone().zip(&mut *mask) {
-                let shown = k < shown_before || problem.shows(self.request, j, k);
+                let shown = k < shown_before || problem.shows(self.request, self.head, j, k);
                 partial |= !shown;
                 if shown && visible.contains(&k) {
                     *mask |= rows;

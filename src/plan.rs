@@ -13,7 +13,7 @@ use crate::epilogue::{Stats, Write, merge_panel, write_stats};
 use crate::error::{Argument, Error};
 use crate::group::{Group, Partial};
 use crate::kernel::Backend;
-use crate::problem::{Output, Problem, Sparse, in_range};
+use crate::problem::{Output, Problem, in_range};
 use crate::schedule::splits;
 use crate::shape::Shape;
 use crate::tile::{GROUP_ROWS, PANEL_ROWS, PANELS, Workspace};
@@ -32,7 +32,7 @@ const MIN_TASKS: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     shape: Shape,
-    lengths: Lengths,
+    lengths: PlannedLengths,
     tasks: usize,
     /// Rows of the largest row group: none has more panels.
     rows: usize,
@@ -40,7 +40,7 @@ pub struct Plan {
 
 /// What a plan depends on besides the shape, so that one for other lengths is noticed, and what differs told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Lengths {
+struct PlannedLengths {
     /// Those of [`COUNTS`]; `usize::MAX`, which hides nothing, where there is none.
     counts: [usize; COUNTS.len()],
     /// Those of [`LISTS`].
@@ -76,27 +76,38 @@ struct List {
 }
 
 impl List {
-    /// Of a list that was checked: no length is negative, no offset below the one before.
-    fn of(list: Option<&[i32]>, is_indptr: bool) -> Self {
+    const NONE: Self = Self { total: 0, hash: 0 };
+
+    /// Of lengths and how many of each there are; they were checked not to be negative.
+    fn of(runs: impl Iterator<Item = (i32, usize)>) -> Self {
+        let mut total = 0_u64;
+        let hash = hash_runs(
+            OFFSET_BASIS,
+            runs.inspect(|&(length, count)| {
+                let length = u64::from(length.unsigned_abs());
+                total = total.wrapping_add(length.wrapping_mul(count as u64));
+            }),
+        );
+        Self { total, hash }
+    }
+
+    /// Of offsets, which were checked not to fall.
+    fn of_offsets(list: Option<&[i32]>) -> Self {
         let Some(list) = list else {
-            return Self { total: 0, hash: 0 };
+            return Self::NONE;
         };
-        let mut found = Self {
-            total: 0,
-            hash: OFFSET_BASIS,
+        let total = match list {
+            [first, .., last] => first.abs_diff(*last).into(),
+            _ => 0,
         };
-        for &length in list {
-            found.hash = hash(found.hash, u64::from(length.cast_unsigned()));
-            found.total = found.total.wrapping_add(length.unsigned_abs().into());
+        Self {
+            total,
+            ..Self::of(list.iter().map(|&offset| (offset, 1)))
         }
-        if let (true, [first, .., last]) = (is_indptr, list) {
-            found.total = first.abs_diff(*last).into();
-        }
-        found
     }
 }
 
-impl Lengths {
+impl PlannedLengths {
     fn of(problem: &Problem<'_>) -> Self {
         let topk = problem.sparse.map(|sparse| sparse.indices);
         let extra = problem.sparse.and_then(|sparse| sparse.extra);
@@ -106,14 +117,20 @@ impl Lengths {
             topk.map(|indices| indices.topk),
             extra.map(|indices| indices.topk),
         ];
+        let seqlens = problem.cache_seqlens.map(|_| List::of(problem.seqlens()));
+        let [topk, extra] = problem.topk_lengths().map(|lengths| {
+            let runs =
+                lengths.map(|lengths| lengths.runs().map(|(_, length, count)| (length, count)));
+            runs.map_or(List::NONE, List::of)
+        });
         Self {
             counts: counts.map(|count| count.unwrap_or(usize::MAX)),
             lists: [
-                List::of(problem.q_indptr, true),
-                List::of(problem.kv_indptr, true),
-                List::of(problem.cache_seqlens, false),
-                List::of(topk.and_then(|indices| indices.topk_length), false),
-                List::of(extra.and_then(|indices| indices.topk_length), false),
+                List::of_offsets(problem.q_indptr),
+                List::of_offsets(problem.kv_indptr),
+                seqlens.unwrap_or(List::NONE),
+                topk,
+                extra,
             ],
         }
     }
@@ -215,7 +232,7 @@ impl Plan {
             argument: Argument::Q,
             dimension: 1,
         })?;
-        let lengths = Lengths::of(problem);
+        let lengths = PlannedLengths::of(problem);
         let mut panels = PANELS;
         loop {
             let (tasks, rows) = Self::cut(problem, panels)?;
@@ -235,27 +252,25 @@ impl Plan {
     /// How many tasks there are with row groups of `panels` panels, and how many rows the largest has.
     fn cut(problem: &Problem<'_>, panels: usize) -> Result<(usize, usize), Error> {
         let shape = problem.shape;
-        let uniform = is_uniform(problem);
-        // The positions of a request are alike, and perhaps the requests are: not one by
-        // one then, as b may be huge where strides are 0.
+        // Not one by one where they are alike, as b and s_q may be huge where strides are 0.
+        let alike = problem.has_equal_requests();
         let (mut tasks, mut rows) = (0_usize, 0);
-        for b in 0..if uniform { shape.b.min(1) } else { shape.b } {
-            let cut = Cut::of(problem, problem.sequence(b, 0).0);
+        let requests = 0..if alike { shape.b.min(1) } else { shape.b };
+        for (sequence, count) in requests.flat_map(|request| problem.runs(request)) {
+            let cut = Cut::of(problem, sequence);
             // Not the largest number itself, which may stand for more.
             let left = usize::MAX - 1 - tasks;
             let each = cut.tasks(panels);
             in_range(Argument::HKv, shape.h_kv, 0, left / each.max(1))?;
-            tasks += each * shape.h_kv;
+            let each = each * shape.h_kv;
+            in_range(Argument::SQ, count, 0, left / each.max(1))?;
+            tasks += each * count;
             let largest = cut.group_rows.min(panels * PANEL_ROWS);
             rows = rows.max(largest.min(cut.rows));
         }
-        let alike = [
-            (Argument::B, if uniform { shape.b } else { 1 }),
-            (Argument::SQ, problem.sparse.map_or(1, |_| shape.s_q)),
-        ];
-        for (argument, count) in alike {
-            in_range(argument, count, 0, usize::MAX / tasks.max(1))?;
-            tasks *= count;
+        if alike {
+            in_range(Argument::B, shape.b, 0, usize::MAX / tasks.max(1))?;
+            tasks *= shape.b;
         }
         Ok((tasks, rows))
     }
@@ -279,11 +294,11 @@ impl Plan {
     ) -> impl Iterator<Item = Group<'a>> + use<'a> {
         let (heads, panels) = (self.shape.h_kv, self.panels());
         let (first, rest) = if tasks.is_empty() {
-            (problem.sequences(), 0)
+            (usize::MAX, 0)
         } else {
             self.locate(problem, tasks.start)
         };
-        let sequences = (first..problem.sequences()).flat_map(move |sequence| {
+        let sequences = problem.sequences_from(first).flat_map(move |sequence| {
             let cut = Cut::of(problem, sequence);
             let from = if sequence == first { rest } else { 0 };
             let each = cut.tasks(panels);
@@ -303,22 +318,23 @@ impl Plan {
 
     /// The sequence that has a task, and which of its tasks that is.
     fn locate(&self, problem: &Problem<'_>, task: usize) -> (usize, usize) {
-        let heads = self.shape.h_kv;
-        // The positions of a request are alike, and perhaps the requests are.
-        let positions = problem.sparse.map_or(1, |_| self.shape.s_q);
-        let cut = |request| Cut::of(problem, problem.sequence(request, 0).0);
-        let each = |request| heads * cut(request).tasks(self.panels());
+        let each = |sequence| self.shape.h_kv * Cut::of(problem, sequence).tasks(self.panels());
         let (mut request, mut rest) = (0, task);
-        if is_uniform(problem) {
-            let tasks = positions * each(0);
+        if problem.has_equal_requests() {
+            let tasks: usize = problem.runs(0).map(|(first, n)| each(first) * n).sum();
             (request, rest) = (task / tasks, task % tasks);
         }
-        while rest >= positions.saturating_mul(each(request)) {
-            rest -= positions * each(request);
-            request += 1;
-        }
-        let (sequence, _) = problem.sequence(request, rest / each(request));
-        (sequence, rest % each(request))
+        let mut runs = (request..self.shape.b).flat_map(|request| problem.runs(request));
+        let found = runs.find_map(|(first, count)| {
+            let each = each(first);
+            if rest < count * each {
+                return Some((first + rest / each, rest % each));
+            }
+            rest -= count * each;
+            None
+        });
+        // There are as many tasks as a plan says.
+        found.unwrap_or((usize::MAX, 0))
     }
 
     /// FP32 numbers that each task's result takes.
@@ -344,7 +360,7 @@ impl Plan {
     /// The plan as numbers, to be stored or sent where a `Plan` can't be.
     #[must_use]
     pub fn to_words(&self) -> [u64; Self::WORDS] {
-        let Lengths { counts, lists } = self.lengths;
+        let PlannedLengths { counts, lists } = self.lengths;
         let sizes = self.sizes().into_iter().chain(counts);
         let sizes = sizes.map(|size| size as u64);
         let lists = lists.into_iter().flat_map(|list| [list.total, list.hash]);
@@ -382,7 +398,7 @@ impl Plan {
                 d_qk,
                 d_v,
             },
-            lengths: Lengths {
+            lengths: PlannedLengths {
                 counts: all_sizes(counts)?,
                 lists,
             },
@@ -424,7 +440,7 @@ impl Plan {
 
     /// What a plan says of its call: an argument, if it is one; its number, if there is one; what else tells it apart.
     fn facts(&self) -> impl Iterator<Item = (Option<Argument>, Option<u64>, u64)> {
-        let Lengths { counts, lists } = self.lengths;
+        let PlannedLengths { counts, lists } = self.lengths;
         let sizes = SIZES.into_iter().zip(self.sizes());
         let sizes = sizes.map(|(size, value)| (Some(size), Some(value as u64), 0));
         let counts = COUNTS.into_iter().zip(counts).map(|(count, value)| {
@@ -463,26 +479,32 @@ fn all_sizes<const N: usize>(words: [u64; N]) -> Option<[usize; N]> {
     Some(sizes)
 }
 
-/// Whether all requests are alike.
-fn is_uniform(problem: &Problem<'_>) -> bool {
-    let lengths = match &problem.sparse {
-        None => problem
-            .q_indptr
-            .or(problem.kv_indptr)
-            .or(problem.cache_seqlens),
-        Some(Sparse { indices, extra }) => indices
-            .topk_length
-            .or(extra.and_then(|extra| extra.indices.topk_length)),
-    };
-    lengths.is_none()
-}
-
 /// Where [`hash`] starts.
 const OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
 
 /// FNV-1a, word by word.
 const fn hash(hash: u64, word: u64) -> u64 {
     (hash ^ word).wrapping_mul(0x0100_0000_01b3)
+}
+
+/// [`hash`] of numbers and how many of each there are, however they are divided into runs.
+fn hash_runs(mut lengths: u64, runs: impl Iterator<Item = (i32, usize)>) -> u64 {
+    let (mut last, mut total) = (0, 0_usize);
+    let hash_run = |lengths, number: i32, count: usize| match count {
+        0 => lengths,
+        _ => hash(
+            hash(lengths, u64::from(number.cast_unsigned())),
+            count as u64,
+        ),
+    };
+    for (number, count) in runs {
+        if number != last {
+            lengths = hash_run(lengths, last, total);
+            (last, total) = (number, 0);
+        }
+        total = total.wrapping_add(count);
+    }
+    hash_run(lengths, last, total)
 }
 
 /// Attends every query to its keys, on one thread, of whose stack it takes up to 64 KiB.
@@ -557,7 +579,7 @@ pub fn row_groups<'p>(
     problem: &'p Problem<'_>,
     panels: usize,
 ) -> impl Iterator<Item = (Cut, Group<'p>)> {
-    (0..problem.sequences()).flat_map(move |request| {
+    problem.sequences_from(0).flat_map(move |request| {
         let cut = Cut::of(problem, request);
         let each = cut.row_groups(panels);
         (0..problem.shape.h_kv * each).map(move |i| {

@@ -9,6 +9,7 @@ use crate::format::Row;
 use crate::group::Group;
 use crate::kernel::prefetch::{Budget, Shape};
 use crate::kernel::{FUSED_KEYS, FUSED_MULTIPLE, FusedBlock, Kernel, RowList, Rows};
+use crate::problem::Problem;
 use crate::schedule::Cycle;
 use crate::tile::{BLOCK_KEYS, PANEL_ROWS, QPanel, RowTile};
 
@@ -101,10 +102,19 @@ fn gather_values<'a>(group: &Group<'a>, keys: Range<usize>, rows: &mut Rows<'a>)
 enum Location {
     /// In the cache, as BF16.
     Cache,
-    /// At the head of the block's keys.
+    /// Columns of the block's keys; the first, if those are in the cache.
     Keys,
     /// Nowhere as BF16: they are converted first.
     Converted,
+}
+
+/// The columns of converted rows that have the values.
+fn converted_columns(problem: &Problem<'_>, values: Location) -> Range<usize> {
+    let first = match values {
+        Location::Keys => problem.v_offset,
+        _ => 0,
+    };
+    first..first + problem.shape.d_v
 }
 
 /// The keys and values of a group, block by block.
@@ -135,7 +145,9 @@ impl<'a> Sources<'a> {
             Location::Converted
         };
         let values = match problem.v {
-            None if keys == Location::Cache || problem.values_begin_keys() => Location::Keys,
+            // In the cache, lists of keys serve for values that begin with them.
+            None if keys == Location::Cache && problem.v_offset == 0 => Location::Keys,
+            None if problem.values_are_in_keys() => Location::Keys,
             _ if problem.values_in_place() => Location::Cache,
             _ => Location::Converted,
         };
@@ -210,8 +222,9 @@ impl<'a> Sources<'a> {
             (Location::Converted, _) | (Location::Keys, Location::Converted) => {}
             _ => return &self.value_rows,
         }
-        let d_v = self.group.problem.shape.d_v;
-        list.gather(kv[..self.value_count].iter().map(|row| &row[..d_v]));
+        let columns = converted_columns(self.group.problem, self.values);
+        let rows = kv[..self.value_count].iter();
+        list.gather(rows.map(|row| &row[columns.clone()]));
         list
     }
 
@@ -323,7 +336,8 @@ pub fn each_fused_block(
         // Rows behind the block may be another task's, and not finite.
         let complete = len.is_multiple_of(FUSED_MULTIPLE);
         let heads = keys.heads(d_v);
-        let heads = heads.filter(|_| value_location == Location::Keys && complete);
+        let at_head = value_location == Location::Keys && problem.v_offset == 0;
+        let heads = heads.filter(|_| at_head && complete);
         let mut listed;
         let values = if let Some(heads) = heads {
             heads
@@ -331,7 +345,12 @@ pub fn each_fused_block(
             listed = RowList::new(d_v);
             match (value_location, key_location) {
                 (Location::Keys, Location::Cache) => listed.extend_from(&in_cache, len),
-                (Location::Keys, _) => list(&k_rows[..len], &mut listed),
+                (Location::Keys, _) => {
+                    let columns = converted_columns(problem, value_location);
+                    let rows = k_rows[..len].iter();
+                    listed.extend(rows.map(|row| &row[columns.clone()]));
+                    listed.repeat_last();
+                }
                 (Location::Cache, _) => list_values(group, range.clone(), &mut listed),
                 (Location::Converted, _) => list(&v_rows[..len], &mut listed),
             }

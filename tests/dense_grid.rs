@@ -184,6 +184,7 @@ fn check(backend: Backend, point: Point, seed: u64) {
         pages: Some(Pages {
             block_table: &block_table,
             max_blocks,
+            stride: max_blocks,
             page_size: PAGE,
             pages,
         }),

@@ -8,8 +8,8 @@ mod host;
 
 use amla::format::{FP8_ROW, encode_fp8, encode_int8};
 use amla::{
-    Backend, BackendId, Data, Elements, Indices, Options, Output, Part, Plan, Problem, Shape,
-    Sparse, Tensor, decode, merge,
+    Backend, BackendId, Data, Elements, IndexList, Indices, Options, Output, Part, Plan, Problem,
+    Shape, Sparse, Tensor, decode, merge,
 };
 use common::{modes, normal, workspace};
 use half::{bf16, f16};
@@ -84,10 +84,11 @@ fn chosen_keys() {
     let chosen = |indices| Problem {
         sparse: Some(Sparse {
             indices: Indices {
-                indices,
-                strides: [indices.len(); 2],
+                indices: IndexList::I32(indices),
+                strides: [indices.len(), indices.len(), 0],
                 topk: indices.len(),
                 topk_length: None,
+                topk_length_strides: [1, 0],
             },
             extra: None,
         }),

@@ -8,8 +8,8 @@ use std::io::Write;
 
 use amla::format::{FP8_ROW, MODEL1_ROW, MODEL1_SCALES, encode_fp8, encode_model1};
 use amla::{
-    Argument, Backend, Data, Elements, Error, Extra, Indices, Options, Output, Pages, Plan,
-    Problem, Shape, Sparse, Tensor, combine, decode, reference, run_task,
+    Argument, Backend, Data, Elements, Error, Extra, IndexList, Indices, Options, Output, Pages,
+    Plan, Problem, Shape, Sparse, TailMask, Tensor, combine, decode, reference, run_task,
 };
 use common::{Case, modes, normal, workspace};
 use half::bf16;
@@ -135,7 +135,7 @@ impl Chosen {
         };
         let indices = |indices: &'_ [i32]| {
             let topk = indices.len() / (b * s_q);
-            (topk, [s_q * topk, topk])
+            (topk, [s_q * topk, topk, 0])
         };
         let (topk, strides) = indices(&self.indices);
         let (extra_topk, extra_strides) = indices(&self.extra_indices);
@@ -144,10 +144,11 @@ impl Chosen {
             pages: self.extra_kv.len() / d_qk / self.extra_page_size,
             page_size: self.extra_page_size,
             indices: Indices {
-                indices: &self.extra_indices,
+                indices: IndexList::I32(&self.extra_indices),
                 strides: extra_strides,
                 topk: extra_topk,
                 topk_length: self.extra_topk_length.as_deref(),
+                topk_length_strides: [1, 0],
             },
         };
         Problem {
@@ -155,15 +156,17 @@ impl Chosen {
             pages: Some(Pages {
                 block_table: &[],
                 max_blocks: 0,
+                stride: 0,
                 page_size: self.page_size,
                 pages: self.kv.len() / d_qk / self.page_size,
             }),
             sparse: Some(Sparse {
                 indices: Indices {
-                    indices: &self.indices,
+                    indices: IndexList::I32(&self.indices),
                     strides,
                     topk,
                     topk_length: self.topk_length.as_deref(),
+                    topk_length_strides: [1, 0],
                 },
                 extra: (extra_topk > 0).then_some(extra),
             }),
@@ -299,6 +302,17 @@ fn in_fp8(chosen: &Chosen, options: &Options) {
     chosen.check(&problem, options);
 }
 
+/// The same indices for all positions and heads.
+const fn shared(indices: &[i32]) -> Indices<'_> {
+    Indices {
+        indices: IndexList::I32(indices),
+        strides: [0; 3],
+        topk: indices.len(),
+        topk_length: None,
+        topk_length_strides: [1, 0],
+    }
+}
+
 /// All keys, in their order, are dense attention, bit for bit.
 fn all_keys_in_order(backend: Backend) {
     for (h_q, s_k) in [(1, 193), (7, 2060), (64, 500), (70, 0)] {
@@ -307,10 +321,11 @@ fn all_keys_in_order(backend: Backend) {
         let sparse = Problem {
             sparse: Some(Sparse {
                 indices: Indices {
-                    indices: &indices,
-                    strides: [0, 0],
+                    indices: IndexList::I32(&indices),
+                    strides: [0; 3],
                     topk: s_k,
                     topk_length: None,
+                    topk_length_strides: [1, 0],
                 },
                 extra: None,
             }),
@@ -322,17 +337,11 @@ fn all_keys_in_order(backend: Backend) {
         }
         // Half of them elsewhere.
         let (first, second) = indices.split_at(s_k / 2);
-        let own = |indices| Indices {
-            indices,
-            strides: [0, 0],
-            topk: indices.len(),
-            topk_length: None,
-        };
         let mut one = case.clone();
         one.shape.b = 1;
         let split = Problem {
             sparse: Some(Sparse {
-                indices: own(first),
+                indices: shared(first),
                 extra: Some(Extra {
                     kv: Tensor {
                         data: Data::Bf16(&case.kv),
@@ -340,7 +349,7 @@ fn all_keys_in_order(backend: Backend) {
                     },
                     pages: s_k,
                     page_size: 1,
-                    indices: own(second),
+                    indices: shared(second),
                 }),
             }),
             ..one.problem()
@@ -363,10 +372,11 @@ fn chosen_from_requests(backend: Backend) {
     let sparse = |problem| Problem {
         sparse: Some(Sparse {
             indices: Indices {
-                indices: &indices,
-                strides: [180, 90],
+                indices: IndexList::I32(&indices),
+                strides: [180, 90, 0],
                 topk: 90,
                 topk_length: None,
+                topk_length_strides: [1, 0],
             },
             extra: None,
         }),
@@ -438,6 +448,14 @@ fn tasks(backend: Backend) {
     assert_eq!((o, lse), want);
 }
 
+/// The indices from one on.
+fn from(indices: IndexList, start: usize) -> IndexList {
+    match indices {
+        IndexList::I32(indices) => IndexList::I32(&indices[start..]),
+        IndexList::I64(indices) => IndexList::I64(&indices[start..]),
+    }
+}
+
 /// Each query position has the bits that it has alone.
 fn units_stand_alone(backend: Backend) {
     let chosen = Chosen::new(point(), 2);
@@ -463,7 +481,7 @@ fn units_stand_alone(backend: Backend) {
         let sparse = alone.sparse.as_mut().unwrap();
         let shift = |indices: &mut Indices| {
             let start = b * indices.strides[0] + j * indices.strides[1];
-            indices.indices = &indices.indices[start..];
+            indices.indices = from(indices.indices, start);
             indices.topk_length = indices.topk_length.map(|lengths| &lengths[b..=b]);
         };
         shift(&mut sparse.indices);
@@ -502,20 +520,24 @@ fn refusals() {
             &(|p: &mut Problem| p.causal = true) as &dyn Fn(&mut Problem),
         ),
         (Argument::Window, &|p| p.window = Some(3)),
-        (Argument::V, &|p| p.v = Some(p.kv)),
-        (Argument::KRope, &|p| p.k_rope = Some(p.kv)),
-        (Argument::QIndptr, &|p| p.q_indptr = Some(&[0, 2, 4])),
+        (Argument::TailMask, &|p| {
+            p.tail_mask = Some(TailMask {
+                words: &[0; 4],
+                tail: 1,
+            });
+        }),
     ] {
-        // Without a rotary part there is nothing to split off.
-        let got = with(change);
-        if second == Argument::KRope {
-            assert!(matches!(got, Error::OutOfRange { .. }), "{got}");
-        } else {
-            assert_eq!(got, Error::Conflict { first, second });
-        }
+        assert_eq!(with(change), Error::Conflict { first, second });
     }
+    // Rows of a second cache have no parts.
+    let (first, second) = (Argument::ExtraKv, Argument::V);
+    let got = with(&|p| p.v = Some(p.kv));
+    assert_eq!(got, Error::Conflict { first, second });
+    // Without a rotary part there is nothing to split off.
+    let got = with(&|p| p.k_rope = Some(p.kv));
+    assert!(matches!(got, Error::OutOfRange { .. }), "{got}");
     let sparse = |change: &dyn Fn(&mut Sparse)| with(&|p| change(p.sparse.as_mut().unwrap()));
-    let short = sparse(&|s| s.indices.indices = &s.indices.indices[1..]);
+    let short = sparse(&|s| s.indices.indices = from(s.indices.indices, 1));
     let (len, needed) = (4 * 2100 - 1, 4 * 2100);
     let argument = Argument::Indices;
     assert_eq!(
@@ -528,11 +550,11 @@ fn refusals() {
     );
     assert_eq!(
         sparse(&|s| s.indices.topk_length = Some(&[0, 2101])).to_string(),
-        "topk_length[1] is 2101, not in 0..=2100"
+        "topk_length[1][0] is 2101, not in 0..=2100"
     );
     assert_eq!(
         sparse(&|s| s.extra.as_mut().unwrap().indices.topk_length = Some(&[-1, 0])).to_string(),
-        "extra_topk_length[0] is -1, not in 0..=300"
+        "extra_topk_length[0][0] is -1, not in 0..=300"
     );
     assert_eq!(
         sparse(&|s| s.indices.topk_length = Some(&[0])).to_string(),
@@ -601,10 +623,11 @@ fn huge_shapes_are_planned_at_once() {
         problem.kv.strides = [0; 3];
         problem.sparse = Some(Sparse {
             indices: Indices {
-                indices: &[0],
-                strides: [0; 2],
+                indices: IndexList::I32(&[0]),
+                strides: [0; 3],
                 topk: 1,
                 topk_length: None,
+                topk_length_strides: [1, 0],
             },
             extra: None,
         });
@@ -641,6 +664,7 @@ fn huge_shapes_are_planned_at_once() {
         problem.pages = Some(Pages {
             block_table: &[],
             max_blocks: 0,
+            stride: 0,
             page_size: 1,
             pages: 0,
         });

@@ -4,7 +4,8 @@ use std::fmt;
 
 use amla::format::{FP8_ROW, MODEL1_ROW, MODEL1_SCALES, encode_fp8, encode_int8, encode_model1};
 use amla::{
-    Backend, Data, Extra, Indices, Options, Pages, Problem, SUPPORTED_DIMS, Sparse, Tensor,
+    Backend, Data, Extra, IndexList, Indices, Options, Pages, Problem, SUPPORTED_DIMS, Sparse,
+    Tensor,
 };
 use amla_examples::problem::{Elements, Format, Stored};
 use half::{bf16, f16};
@@ -288,10 +289,11 @@ impl SparseKeys {
     fn sparse<'a>(&'a self, s_q: usize, problem: &Problem) -> Sparse<'a> {
         let (h_kv, d_qk) = (problem.shape.h_kv, problem.shape.d_qk);
         let indices = |indices, topk, topk_length| Indices {
-            indices,
-            strides: [s_q * topk, topk],
+            indices: IndexList::I32(indices),
+            strides: [s_q * topk, topk, 0],
             topk,
             topk_length,
+            topk_length_strides: [1, 0],
         };
         Sparse {
             indices: indices(&self.indices, self.topk, self.lengths.as_deref()),
@@ -323,6 +325,6 @@ fn index(pages: Option<Pages>, request: usize, k: usize) -> i32 {
     let k = k as i32;
     let Some(pages) = pages else { return k };
     let size = pages.page_size as i32;
-    let blocks = &pages.block_table[request * pages.max_blocks..];
+    let blocks = &pages.block_table[request * pages.stride..];
     blocks[(k / size) as usize] * size + k % size
 }

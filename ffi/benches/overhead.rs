@@ -89,6 +89,8 @@ fn measure(run: Run, s_k: usize, h_q: usize, calls: u32, rounds: usize) -> Vec<(
         lse_strides: [h_q, 1, 1],
         lse_base: types::AMLA_LSE_BASE_E,
         lse_empty: types::AMLA_LSE_EMPTY_INFINITY,
+        max_logits: ptr::null_mut(),
+        max_logits_len: 0,
     };
     // SAFETY: numbers and pointers, of which zeros and null are values.
     let zero: Call = unsafe { std::mem::zeroed() };

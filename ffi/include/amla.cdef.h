@@ -11,13 +11,19 @@ enum {
     AMLA_MODEL1_ROW = 576,
     AMLA_MODEL1_SCALES = 8,
     AMLA_CAUSAL = 1,
+    AMLA_LIST_STRIDES = 2,
     AMLA_FEATURE_PAGES = 1,
     AMLA_FEATURE_RAGGED = 2,
     AMLA_FEATURE_WINDOW = 4,
     AMLA_FEATURE_TAIL_MASK = 8,
     AMLA_FEATURE_SPARSE = 16,
     AMLA_FEATURE_SINK = 32,
-    AMLA_FEATURE_MERGE = 64
+    AMLA_FEATURE_MERGE = 64,
+    AMLA_FEATURE_SPARSE_SPLIT = 128,
+    AMLA_FEATURE_INDICES64 = 256,
+    AMLA_FEATURE_MAX_LOGITS = 512,
+    AMLA_FEATURE_LIST_STRIDES = 1024,
+    AMLA_FEATURE_V_OFFSET = 2048
 };
 typedef int32_t amla_status;
 struct amla_capability_set {
@@ -54,6 +60,9 @@ struct amla_indices {
     size_t topk;
     const int32_t *topk_length;
     size_t topk_length_len;
+    const int64_t *indices64;
+    size_t stride_h_kv;
+    size_t topk_length_strides[2];
 };
 struct amla_extra {
     uint32_t struct_size;
@@ -76,6 +85,8 @@ struct amla_output {
     size_t lse_strides[3];
     amla_lse_base lse_base;
     amla_lse_empty lse_empty;
+    float *max_logits;
+    size_t max_logits_len;
 };
 struct amla_call {
     uint32_t struct_size;
@@ -117,6 +128,9 @@ struct amla_call {
     const float *sink;
     size_t sink_len;
     const struct amla_output *output;
+    size_t v_offset;
+    size_t block_table_stride;
+    size_t cache_seqlens_stride;
 };
 struct amla_error_detail {
     uint32_t struct_size;
@@ -145,6 +159,8 @@ struct amla_part {
     size_t o_len;
     const float *lse;
     size_t lse_len;
+    const float *max_logits;
+    size_t max_logits_len;
 };
 enum {
     AMLA_OK = 0,

@@ -83,6 +83,11 @@
 // the last of which is its own.
 #define AMLA_CAUSAL 1
 
+// amla_call.flags: block_table_stride, cache_seqlens_stride and topk_length_strides say how these
+// lists are laid out; 0 where requests or query positions share entries. Otherwise those fields are
+// not looked at, and lists are contiguous.
+#define AMLA_LIST_STRIDES 2
+
 // amla_capability_set.features: paged caches.
 #define AMLA_FEATURE_PAGES 1
 
@@ -103,6 +108,22 @@
 
 // amla_capability_set.features: amla_merge().
 #define AMLA_FEATURE_MERGE 64
+
+// amla_capability_set.features: sparse attention with q_indptr, k_rope and v, with places for each KV
+// head and topk_length for each query position.
+#define AMLA_FEATURE_SPARSE_SPLIT 128
+
+// amla_capability_set.features: places in 64 bits.
+#define AMLA_FEATURE_INDICES64 256
+
+// amla_capability_set.features: max_logits; and lse may be null.
+#define AMLA_FEATURE_MAX_LOGITS 512
+
+// amla_capability_set.features: AMLA_LIST_STRIDES.
+#define AMLA_FEATURE_LIST_STRIDES 1024
+
+// amla_capability_set.features: v_offset.
+#define AMLA_FEATURE_V_OFFSET 2048
 
 // What a function returns: AMLA_OK, or why it refused. Numbers never change their meaning.
 typedef int32_t amla_status;
@@ -163,7 +184,8 @@ struct amla_tensor {
     size_t model1_scale_stride AMLA_DEFAULT;
 };
 
-// Places of the keys that each query position attends to, [b, s_q, topk].
+// Places of the keys that each query position attends to, [b, s_q, h_kv, topk], or
+// [tokens, h_kv, topk] with q_indptr.
 struct amla_indices {
     // sizeof(struct amla_indices).
     uint32_t struct_size AMLA_SIZE(amla_indices);
@@ -175,18 +197,28 @@ struct amla_indices {
     const int32_t *indices AMLA_DEFAULT;
     // How many there are in memory.
     size_t indices_len AMLA_DEFAULT;
-    // Places from one request to the next, and from one query position to the next.
+    // Places from one request to the next, and from one query position to the next; the first
+    // isn't looked at with q_indptr.
     size_t strides[2] AMLA_DEFAULT;
-    // Places of each query position.
+    // Places of each query position and KV head.
     size_t topk AMLA_DEFAULT;
-    // How many of them count, [b]; null if all.
+    // How many of them count, [b], or [tokens] with q_indptr; null if all. For a number for each
+    // query position, [b, s_q], see topk_length_strides.
     const int32_t *topk_length AMLA_DEFAULT;
-    // b; 0 if null.
+    // Up to the last of them: b, or tokens, if they are contiguous; 0 if null.
     size_t topk_length_len AMLA_DEFAULT;
+    // The places in 64 bits, for caches of more than 2^31 rows. Then indices is null, and
+    // indices_len is the number of these.
+    const int64_t *indices64 AMLA_DEFAULT;
+    // Places from one KV head to the next; 0 where heads share them.
+    size_t stride_h_kv AMLA_DEFAULT;
+    // With AMLA_LIST_STRIDES: numbers of topk_length from one request to the next, and from one query
+    // position to the next. The first isn't looked at with q_indptr.
+    size_t topk_length_strides[2] AMLA_DEFAULT;
 };
 
 // A second cache for sparse attention, whose keys follow those of the first. Values are
-// the first d_v columns of its rows.
+// columns of its rows, as of the first cache's.
 struct amla_extra {
     // sizeof(struct amla_extra).
     uint32_t struct_size AMLA_SIZE(amla_extra);
@@ -211,8 +243,8 @@ typedef uint32_t amla_lse_empty;
 // Where results go. A row that sees no key gets O = 0, and the lse that lse_empty says. Every NaN is
 // the quiet one of its format with the sign clear and no payload, 0x7fc00000 in FP32.
 //
-// All memory from o to o + o_len, and from lse to lse + lse_len, belongs to the call while
-// it runs, also where strides leave gaps.
+// All memory from o to o + o_len, from lse to lse + lse_len, and from max_logits to
+// max_logits + max_logits_len, belongs to the call while it runs, also where strides leave gaps.
 struct amla_output {
     // sizeof(struct amla_output).
     uint32_t struct_size AMLA_SIZE(amla_output);
@@ -225,16 +257,22 @@ struct amla_output {
     // Elements from one index to the next over (b, s_q, h_q); the first isn't looked at with
     // q_indptr.
     size_t o_strides[3] AMLA_DEFAULT;
-    // [b, h_q, s_q], or [h_q, tokens] with q_indptr: logarithm of the sum of exponentials.
+    // [b, h_q, s_q], or [h_q, tokens] with q_indptr: logarithm of the sum of exponentials. Null
+    // if nobody needs it.
     float *lse AMLA_DEFAULT;
-    // Elements of lse.
+    // Elements of lse; 0 if null.
     size_t lse_len AMLA_DEFAULT;
-    // Elements from one index to the next over (b, h_q, s_q).
+    // Elements of lse and max_logits from one index to the next over (b, h_q, s_q).
     size_t lse_strides[3] AMLA_DEFAULT;
     // AMLA_LSE_BASE_*.
     amla_lse_base lse_base AMLA_DEFAULT;
     // AMLA_LSE_EMPTY_*.
     amla_lse_empty lse_empty AMLA_DEFAULT;
+    // With the dimensions and strides of lse: each row's largest softmax_scale * q.k of the keys that
+    // it sees. NaN doesn't count; minus infinity if it sees none. Null if nobody needs it.
+    float *max_logits AMLA_DEFAULT;
+    // Elements of max_logits; 0 if null.
+    size_t max_logits_len AMLA_DEFAULT;
 };
 
 // One call: what to compute, from which memory, into which.
@@ -249,7 +287,7 @@ struct amla_output {
 struct amla_call {
     // sizeof(struct amla_call).
     uint32_t struct_size AMLA_SIZE(amla_call);
-    // AMLA_CAUSAL, or 0.
+    // AMLA_CAUSAL, AMLA_LIST_STRIDES, both (their sum), or 0.
     uint32_t flags AMLA_DEFAULT;
     // Requests.
     size_t b AMLA_DEFAULT;
@@ -281,7 +319,7 @@ struct amla_call {
     // The queries' rotary part, [b, s_q, h_q, d_qk - d_v], where it is a tensor of its own.
     const struct amla_tensor *q_rope AMLA_DEFAULT;
     // The cache, [b, s_k, h_kv, d_qk]; the first d_v columns of it if k_rope has the others.
-    // Unless v is given, its first d_v columns are the values.
+    // Unless v is given, d_v of its columns are the values, the first ones unless v_offset says so.
     const struct amla_tensor *kv AMLA_DEFAULT;
     // The keys' rotary part, [b, s_k, h_kv, d_qk - d_v], where it is a tensor of its own.
     const struct amla_tensor *k_rope AMLA_DEFAULT;
@@ -300,7 +338,7 @@ struct amla_call {
     // Valid keys of each request, [b]; all of them if null. Rows beyond are never read, but where
     // sparse chooses them from a paged cache.
     const int32_t *cache_seqlens AMLA_DEFAULT;
-    // b; 0 if null.
+    // Up to the last of them: b, if they are contiguous; 0 if null.
     size_t cache_seqlens_len AMLA_DEFAULT;
     // A paged cache: the page that holds keys i * page_size on of a request,
     // [b, max_blocks]. Entries of pages that a window hides from all queries, or behind a request's
@@ -308,11 +346,11 @@ struct amla_call {
     const int32_t *block_table AMLA_DEFAULT;
     // Entries of the block table in memory.
     size_t block_table_len AMLA_DEFAULT;
-    // Entries from one request to the next.
+    // Entries of a request.
     size_t max_blocks AMLA_DEFAULT;
     // Keys of a page; 0 if the cache isn't paged.
     size_t page_size AMLA_DEFAULT;
-    // Pages of the cache.
+    // Pages of the cache; more than INT32_MAX with sparse only.
     size_t pages AMLA_DEFAULT;
     // How far back query j of a request's n sees: its own key, len - n + j, and window - 1
     // before it. Later keys are for AMLA_CAUSAL to hide. 0 for no limit.
@@ -324,12 +362,12 @@ struct amla_call {
     const uint64_t *tail_mask AMLA_DEFAULT;
     // Words of it in memory; 0 if null.
     size_t tail_mask_len AMLA_DEFAULT;
-    // How many keys tail_mask covers. Of a shorter request the first bits count for nothing.
+    // How many keys tail_mask covers, at least 1; 0 if null. Of a shorter request the first bits count for nothing.
     size_t tail AMLA_DEFAULT;
-    // Each query attends to chosen keys only; not with AMLA_CAUSAL, window, tail_mask,
-    // q_indptr, k_rope or v. The block table is then not looked at.
+    // Each query attends to chosen keys only; not with AMLA_CAUSAL, window or tail_mask. The block
+    // table is then not looked at.
     const struct amla_indices *sparse AMLA_DEFAULT;
-    // A second cache; with sparse only.
+    // A second cache; with sparse only, and not with k_rope or v.
     const struct amla_extra *extra AMLA_DEFAULT;
     // Attention sink of each query head, [h_q]: the natural logarithm of another term in the sum
     // that O is divided by. lse doesn't include it.
@@ -338,6 +376,14 @@ struct amla_call {
     size_t sink_len AMLA_DEFAULT;
     // Where results go. Functions that write none don't look at it.
     const struct amla_output *output AMLA_DEFAULT;
+    // The column of kv's rows at which the values begin: d_qk - d_v where the rotary part is first. 0
+    // with v, with k_rope, and for FP8 and MODEL1 rows.
+    size_t v_offset AMLA_DEFAULT;
+    // With AMLA_LIST_STRIDES: entries of block_table from one request to the next; otherwise
+    // max_blocks.
+    size_t block_table_stride AMLA_DEFAULT;
+    // With AMLA_LIST_STRIDES: numbers of cache_seqlens from one request to the next; otherwise 1.
+    size_t cache_seqlens_stride AMLA_DEFAULT;
 };
 
 // Why a call was refused. Set struct_size before each call; the rest is written when a
@@ -359,7 +405,7 @@ struct amla_error_detail {
     // Which request, which of amla_merge()'s parts, or which dimension, counted from the
     // outermost.
     uint64_t index AMLA_DEFAULT;
-    // Which entry of the request's part of a list.
+    // Which entry of the request's part of a list; which query position or token of topk_length.
     uint64_t entry AMLA_DEFAULT;
     // What was given where it is a floating-point number.
     double number AMLA_DEFAULT;
@@ -402,6 +448,10 @@ struct amla_part {
     const float *lse AMLA_DEFAULT;
     // As the output's lse_len.
     size_t lse_len AMLA_DEFAULT;
+    // The largest scores, where the output has them; otherwise not looked at.
+    const float *max_logits AMLA_DEFAULT;
+    // As the output's max_logits_len.
+    size_t max_logits_len AMLA_DEFAULT;
 };
 
 // The call was done.

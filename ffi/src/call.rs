@@ -3,8 +3,8 @@
 use core::ffi::{c_char, c_void};
 
 use amla::{
-    Backend, BackendId, Data, Elements, EmptyLse, Lse, LseBase, Options, Pages, Precision, Problem,
-    Rescale, Shape, Sparse, TailMask,
+    Backend, BackendId, Data, Elements, EmptyLse, IndexList, Lse, LseBase, Options, Pages,
+    Precision, Problem, Rescale, Shape, Sparse, TailMask,
 };
 use half::{bf16, f16};
 
@@ -57,7 +57,7 @@ pub unsafe fn read_call(regions: &mut Regions, call: *const Call) -> Result<Call
 /// # Safety
 /// What `call` points to is as its documentation says during `'a`.
 pub unsafe fn problem<'a>(regions: &mut Regions, call: &Call) -> Result<Problem<'a>, Fault> {
-    if call.flags & !types::AMLA_CAUSAL != 0 {
+    if call.flags & !(types::AMLA_CAUSAL | types::AMLA_LIST_STRIDES) != 0 {
         return Err(Fault::Unknown {
             argument: "flags",
             value: call.flags,
@@ -110,11 +110,17 @@ pub unsafe fn problem<'a>(regions: &mut Regions, call: &Call) -> Result<Problem<
         q_rope,
         q_indptr,
         kv,
+        v_offset: call.v_offset,
         k_rope,
         v,
         pages,
         kv_indptr,
         cache_seqlens,
+        cache_seqlens_stride: if lists_have_strides(call) {
+            call.cache_seqlens_stride
+        } else {
+            1
+        },
         causal: call.flags & types::AMLA_CAUSAL != 0,
         window: (call.window != 0).then_some(call.window),
         tail_mask: words.map(|words| TailMask {
@@ -125,6 +131,11 @@ pub unsafe fn problem<'a>(regions: &mut Regions, call: &Call) -> Result<Problem<
         sink,
         softmax_scale: call.softmax_scale,
     })
+}
+
+/// Whether the call says how its lists are laid out.
+const fn lists_have_strides(call: &Call) -> bool {
+    call.flags & types::AMLA_LIST_STRIDES != 0
 }
 
 /// # Safety
@@ -153,6 +164,11 @@ unsafe fn pages<'a>(regions: &mut Regions, call: &Call) -> Result<Option<Pages<'
     Ok(Some(Pages {
         block_table,
         max_blocks,
+        stride: if lists_have_strides(call) {
+            call.block_table_stride
+        } else {
+            max_blocks
+        },
         page_size,
         pages,
     }))
@@ -170,14 +186,14 @@ unsafe fn sparse<'a>(regions: &mut Regions, call: &Call) -> Result<Option<Sparse
         }
         return Ok(None);
     }
-    let names = ["indices", "indices.reserved", "topk_length"];
+    let names = ["indices", "indices64", "indices.reserved", "topk_length"];
     // SAFETY: needs what this function's contract promises.
-    let indices = unsafe { indices(regions, names, call.sparse) }?;
+    let indices = unsafe { indices(regions, call, names, call.sparse) }?;
     // SAFETY: needs what this function's contract promises.
     let extra = unsafe { read_optional(regions, "extra", call.extra) }?;
     let extra = match extra {
         // SAFETY: needs what this function's contract promises.
-        Some(extra) => Some(unsafe { second_cache(regions, &extra) }?),
+        Some(extra) => Some(unsafe { second_cache(regions, call, &extra) }?),
         None => None,
     };
     Ok(Some(Sparse { indices, extra }))
@@ -185,10 +201,15 @@ unsafe fn sparse<'a>(regions: &mut Regions, call: &Call) -> Result<Option<Sparse
 
 /// # Safety
 /// As [`problem`].
-unsafe fn second_cache<'a>(regions: &mut Regions, extra: &Extra) -> Result<amla::Extra<'a>, Fault> {
+unsafe fn second_cache<'a>(
+    regions: &mut Regions,
+    call: &Call,
+    extra: &Extra,
+) -> Result<amla::Extra<'a>, Fault> {
     zero("extra.reserved", extra.reserved)?;
     let names = [
         "extra_indices",
+        "extra_indices64",
         "extra_indices.reserved",
         "extra_topk_length",
     ];
@@ -198,7 +219,7 @@ unsafe fn second_cache<'a>(regions: &mut Regions, extra: &Extra) -> Result<amla:
         pages: extra.pages,
         page_size: extra.page_size,
         // SAFETY: needs what this function's contract promises.
-        indices: unsafe { indices(regions, names, extra.indices) }?,
+        indices: unsafe { indices(regions, call, names, extra.indices) }?,
     })
 }
 
@@ -206,21 +227,41 @@ unsafe fn second_cache<'a>(regions: &mut Regions, extra: &Extra) -> Result<amla:
 /// As [`problem`].
 unsafe fn indices<'a>(
     regions: &mut Regions,
-    [name, reserved, length]: [&'static str; 3],
+    call: &Call,
+    [name, name64, reserved, length]: [&'static str; 4],
     indices: *const Indices,
 ) -> Result<amla::Indices<'a>, Fault> {
     // SAFETY: needs what this function's contract promises.
     let given = unsafe { read(regions, name, indices) }?;
     zero(reserved, given.reserved)?;
-    // SAFETY: needs what this function's contract promises.
-    let indices = unsafe { slice(regions, name, given.indices, given.indices_len) }?;
+    let len = given.indices_len;
+    let indices = if given.indices64.is_null() {
+        // SAFETY: needs what this function's contract promises.
+        IndexList::I32(unsafe { slice(regions, name, given.indices, len) }?)
+    } else if given.indices.is_null() {
+        // SAFETY: needs what this function's contract promises.
+        IndexList::I64(unsafe { slice(regions, name64, given.indices64, len) }?)
+    } else {
+        return Err(Fault::Both {
+            first: name,
+            second: name64,
+        });
+    };
     let (lengths, len) = (given.topk_length, given.topk_length_len);
+    let [over_request, over_position] = given.strides;
     Ok(amla::Indices {
         indices,
-        strides: given.strides,
+        strides: [over_request, over_position, given.stride_h_kv],
         topk: given.topk,
         // SAFETY: needs what this function's contract promises.
         topk_length: unsafe { list(regions, length, lengths, len) }?,
+        topk_length_strides: if lists_have_strides(call) {
+            given.topk_length_strides
+        } else if call.q_indptr.is_null() {
+            [1, 0]
+        } else {
+            [0, 1]
+        },
     })
 }
 
@@ -398,7 +439,8 @@ unsafe fn is_string(string: *const c_char, text: &str) -> bool {
 /// An output that is yet to be claimed.
 pub struct Results {
     o: Buffer,
-    lse: Written<f32>,
+    lse: Option<Written<f32>>,
+    max_logits: Option<Written<f32>>,
     o_strides: [usize; 3],
     lse_strides: [usize; 3],
     format: Lse,
@@ -452,7 +494,13 @@ pub unsafe fn output(regions: &mut Regions, output: *const Output) -> Result<Res
     };
     Ok(Results {
         o,
-        lse: Written::new(regions, "lse", given.lse, given.lse_len)?,
+        lse: Written::optional(regions, "lse", given.lse, given.lse_len)?,
+        max_logits: Written::optional(
+            regions,
+            "max_logits",
+            given.max_logits,
+            given.max_logits_len,
+        )?,
         o_strides: given.o_strides,
         lse_strides: given.lse_strides,
         format: Lse { base, empty },
@@ -460,18 +508,19 @@ pub unsafe fn output(regions: &mut Regions, output: *const Output) -> Result<Res
 }
 
 impl Results {
-    /// Numbers of O and of lse.
-    pub fn lens(&self) -> [usize; 2] {
+    /// Numbers of O, of lse and of the largest scores; no length where there are none.
+    pub fn lens(&self) -> [Option<usize>; 3] {
         let o = match &self.o {
             Buffer::Bf16(o) => o.len(),
             Buffer::F16(o) => o.len(),
             Buffer::F32(o) => o.len(),
         };
-        [o, self.lse.len()]
+        let len = |rows: &Option<Written<f32>>| rows.as_ref().map(Written::len);
+        [Some(o), len(&self.lse), len(&self.max_logits)]
     }
 
     /// # Safety
-    /// As [`Written::claim`], for the memory of both outputs.
+    /// As [`Written::claim`], for the memory of all outputs.
     pub unsafe fn claim<'a>(self) -> amla::Output<'a> {
         // SAFETY: needs what this function's contract promises.
         let o = unsafe {
@@ -485,9 +534,12 @@ impl Results {
             o,
             o_strides: self.o_strides,
             // SAFETY: needs what this function's contract promises.
-            lse: Some(unsafe { self.lse.claim() }),
+            lse: self.lse.map(|lse| unsafe { lse.claim() }),
             lse_strides: self.lse_strides,
-            max_logits: None,
+            // SAFETY: needs what this function's contract promises.
+            max_logits: self
+                .max_logits
+                .map(|max_logits| unsafe { max_logits.claim() }),
             lse_format: self.format,
         }
     }

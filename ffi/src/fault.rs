@@ -45,6 +45,10 @@ pub enum Fault {
         first: &'static str,
         second: &'static str,
     },
+    Both {
+        first: &'static str,
+        second: &'static str,
+    },
     TooShort {
         argument: &'static str,
         len: usize,
@@ -132,6 +136,7 @@ impl fmt::Display for Fault {
                 )
             }
             Self::Aliased { first, second } => write!(f, "{first} and {second} overlap in memory"),
+            Self::Both { first, second } => write!(f, "{first} and {second} can't be combined"),
             Self::TooShort {
                 argument,
                 len,
@@ -175,6 +180,7 @@ impl Fault {
             Self::Misaligned { .. } => types::AMLA_ERROR_MISALIGNED,
             Self::Extent { .. } => types::AMLA_ERROR_BAD_EXTENT,
             Self::Aliased { .. } => types::AMLA_ERROR_ALIASED,
+            Self::Both { .. } => types::AMLA_ERROR_CONFLICT,
             Self::TooShort { .. } => types::AMLA_ERROR_TOO_SHORT,
             Self::TooMany { .. } => types::AMLA_ERROR_OUT_OF_RANGE,
             Self::PartLength { .. } => types::AMLA_ERROR_WRONG_LENGTH,
@@ -188,7 +194,7 @@ impl Fault {
     /// The argument at fault and another one, empty where there is none.
     pub fn arguments(&self) -> [&'static str; 2] {
         match *self {
-            Self::Aliased { first, second } => [first, second],
+            Self::Aliased { first, second } | Self::Both { first, second } => [first, second],
             Self::Null { argument }
             | Self::NullBeside { argument, .. }
             | Self::ZeroBeside { argument, .. }
@@ -246,6 +252,7 @@ impl Fault {
             | Self::NullBeside { .. }
             | Self::ZeroBeside { .. }
             | Self::Aliased { .. }
+            | Self::Both { .. }
             | Self::NotAPlan
             | Self::UnknownBackend { .. }
             | Self::TooManyRegions => Numbers::default(),
@@ -337,15 +344,21 @@ fn numbers_of(error: &Error) -> Numbers {
             request,
             value,
             limit,
-        }
-        | Error::TopkLength {
+        } => Numbers {
+            value: value.into(),
+            max: int(limit),
+            ..at(request)
+        },
+        Error::TopkLength {
             request,
+            position,
             value,
             limit,
             ..
         } => Numbers {
             value: value.into(),
             max: int(limit),
+            entry: at(position).index,
             ..at(request)
         },
         Error::Page {

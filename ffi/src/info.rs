@@ -164,7 +164,12 @@ pub unsafe extern "C" fn amla_capabilities(set: *mut CapabilitySet) -> Status {
             | types::AMLA_FEATURE_TAIL_MASK
             | types::AMLA_FEATURE_SPARSE
             | types::AMLA_FEATURE_SINK
-            | types::AMLA_FEATURE_MERGE,
+            | types::AMLA_FEATURE_MERGE
+            | types::AMLA_FEATURE_SPARSE_SPLIT
+            | types::AMLA_FEATURE_INDICES64
+            | types::AMLA_FEATURE_MAX_LOGITS
+            | types::AMLA_FEATURE_LIST_STRIDES
+            | types::AMLA_FEATURE_V_OFFSET,
         input_dtypes: bits(choice::INPUTS),
         output_dtypes: bits(choice::OUTPUTS),
         dims_len,

@@ -4,7 +4,7 @@
 //! see to the rest for as long as the call runs: the memory exists, nobody writes the inputs, and
 //! nobody else touches the outputs.
 
-use core::mem::{align_of, size_of};
+use core::mem::{MaybeUninit, align_of, size_of};
 
 use crate::fault::Fault;
 
@@ -17,8 +17,12 @@ pub unsafe trait Number: Copy {}
 /// Structs made of numbers, pointers and such structs, the first of which is `struct_size`.
 ///
 /// # Safety
-/// Implemented for nothing else; every bit pattern is a value, though pointers may dangle.
-pub unsafe trait Struct: Copy {}
+/// Implemented for nothing else; every bit pattern is a value, though pointers may dangle. All zeros say
+/// nothing with the fields behind the shortest size.
+pub unsafe trait Struct: Copy {
+    /// The size in version 1, whose fields the struct begins with.
+    const FIRST: usize;
+}
 
 macro_rules! numbers {
     ($($type:ty),*) => {$(
@@ -27,26 +31,31 @@ macro_rules! numbers {
     )*};
 }
 
-numbers!(u8, i8, u64, usize, i32, f32, half::bf16, half::f16);
+numbers!(u8, i8, u64, usize, i32, i64, f32, half::bf16, half::f16);
 
 macro_rules! structs {
-    ($($type:ident),*) => {$(
+    ($($type:ident $(from $new:ident)?),*) => {$(
         // SAFETY: `repr(C)`, of integers, floats, pointers and arrays of them; that
         // `struct_size` is a `u32` at the beginning is asserted below.
-        unsafe impl Struct for crate::types::$type {}
+        unsafe impl Struct for crate::types::$type {
+            const FIRST: usize = structs!(@first $type $($new)?);
+        }
 
         const _: () = assert!(core::mem::offset_of!(crate::types::$type, struct_size) == 0);
     )*};
+    (@first $type:ident) => { size_of::<crate::types::$type>() };
+    // The first of the fields that version 1 hadn't.
+    (@first $type:ident $new:ident) => { core::mem::offset_of!(crate::types::$type, $new) };
 }
 
 structs!(
     Tensor,
-    Indices,
+    Indices from indices64,
     Extra,
-    Output,
-    Call,
+    Output from max_logits,
+    Call from v_offset,
     PlanInfo,
-    Part,
+    Part from max_logits,
     ErrorDetail,
     CapabilitySet
 );
@@ -255,6 +264,19 @@ impl<T: Number> Written<T> {
         Ok(Self { memory, len })
     }
 
+    /// Memory that the caller may leave out: it does where the pointer is null and there are no elements.
+    pub fn optional(
+        regions: &mut Regions,
+        argument: &'static str,
+        memory: *mut T,
+        len: usize,
+    ) -> Result<Option<Self>, Fault> {
+        if memory.is_null() && len == 0 {
+            return Ok(None);
+        }
+        Self::new(regions, argument, memory, len).map(Some)
+    }
+
     /// Memory of one element, which there must be.
     pub fn required(
         regions: &mut Regions,
@@ -303,11 +325,11 @@ impl<T: Number> Written<T> {
     }
 }
 
-/// A struct of the caller's whose `struct_size` is right; nothing else of it is read.
+/// The `struct_size` of a caller's struct, if it is one that the struct has or had; nothing else of it is read.
 ///
 /// # Safety
 /// Unless null or refused, there are as many bytes as the struct's `struct_size` says.
-pub unsafe fn sized<T: Struct>(argument: &'static str, memory: *const T) -> Result<(), Fault> {
+pub unsafe fn sized<T: Struct>(argument: &'static str, memory: *const T) -> Result<usize, Fault> {
     if memory.is_null() {
         return Err(Fault::Null { argument });
     }
@@ -315,17 +337,17 @@ pub unsafe fn sized<T: Struct>(argument: &'static str, memory: *const T) -> Resu
     // SAFETY: aligned and not null (above); any struct begins with its `struct_size`
     // (asserted beside `Struct`'s implementations).
     let size = unsafe { memory.cast::<u32>().read() };
-    if usize::try_from(size) != Ok(size_of::<T>()) {
-        return Err(Fault::StructSize {
+    match usize::try_from(size) {
+        Ok(known) if known == size_of::<T>() || known == T::FIRST => Ok(known),
+        _ => Err(Fault::StructSize {
             argument,
             size,
             expected: size_of::<T>(),
-        });
+        }),
     }
-    Ok(())
 }
 
-/// A copy of the caller's struct.
+/// A copy of the caller's struct; fields that its version hadn't are zeros.
 ///
 /// # Safety
 /// As [`sized`], and its fields are initialised.
@@ -335,10 +357,17 @@ pub unsafe fn read<T: Struct>(
     memory: *const T,
 ) -> Result<T, Fault> {
     // SAFETY: needs what this function's contract promises.
-    unsafe { sized(argument, memory) }?;
-    regions.read(argument, memory, 1);
-    // SAFETY: not null, aligned and as long as the type (`sized`); every bit pattern is a value (`Struct`).
-    Ok(unsafe { memory.read() })
+    let size = unsafe { sized(argument, memory) }?;
+    regions.read(argument, memory.cast::<u8>(), size);
+    let mut copy = MaybeUninit::<T>::zeroed();
+    // SAFETY: not null and as long as it says, at most as the type (`sized`), which is what there is room for here.
+    unsafe {
+        memory
+            .cast::<u8>()
+            .copy_to_nonoverlapping(copy.as_mut_ptr().cast(), size);
+    }
+    // SAFETY: every bit pattern is a value (`Struct`), zeros among them.
+    Ok(unsafe { copy.assume_init() })
 }
 
 /// A struct that the caller may leave out.
@@ -366,9 +395,10 @@ pub unsafe fn fill<T: Struct>(
     memory: *mut T,
     value: T,
 ) -> Result<(), Fault> {
+    const { assert!(T::FIRST == size_of::<T>()) };
     // SAFETY: needs what this function's contract promises.
     unsafe { sized(argument, memory.cast_const()) }?;
-    // SAFETY: not null, aligned, as long as the type (`sized`); the caller's to be written.
+    // SAFETY: not null, aligned, as long as the type, which has had one size (`sized`); the caller's to be written.
     unsafe { memory.write(value) };
     Ok(())
 }

@@ -498,8 +498,15 @@ pub unsafe extern "C" fn amla_merge(
                     known: Known::Zero,
                 });
             }
-            let lens = [("parts.o_len", read.o_len), ("parts.lse_len", read.lse_len)];
-            for ((argument, len), expected) in lens.into_iter().zip(total.lens()) {
+            let lens = [
+                ("parts.o_len", read.o_len),
+                ("parts.lse_len", read.lse_len),
+                ("parts.max_logits_len", read.max_logits_len),
+            ];
+            let pairs = lens.into_iter().zip(total.lens());
+            // The total lacks what nobody needs.
+            for ((argument, len), expected) in pairs.filter_map(|(len, total)| Some((len, total?)))
+            {
                 if len != expected {
                     return Err(Fault::PartLength {
                         argument,
@@ -509,12 +516,19 @@ pub unsafe extern "C" fn amla_merge(
                     });
                 }
             }
+            let [_, _, max_logits] = total.lens();
             *part = Part {
                 // SAFETY: the caller's pointers are as documented: this function's contract.
                 o: unsafe { slice(&mut regions, "parts.o", read.o, read.o_len) }?,
                 // SAFETY: the caller's pointers are as documented: this function's contract.
                 lse: unsafe { slice(&mut regions, "parts.lse", read.lse, read.lse_len) }?,
-                max_logits: None,
+                max_logits: match max_logits {
+                    // SAFETY: the caller's pointers are as documented: this function's contract.
+                    Some(len) => Some(unsafe {
+                        slice(&mut regions, "parts.max_logits", read.max_logits, len)
+                    }?),
+                    None => None,
+                },
             };
             regions.check()?;
         }

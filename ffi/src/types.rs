@@ -106,6 +106,10 @@ pub const AMLA_DTYPE_INT8: Dtype = 6;
 /// amla_call.flags: query j of a request's n sees only the first len - (n - 1 - j) keys,
 /// the last of which is its own.
 pub const AMLA_CAUSAL: u32 = 1;
+/// amla_call.flags: block_table_stride, cache_seqlens_stride and topk_length_strides say how these
+/// lists are laid out; 0 where requests or query positions share entries. Otherwise those fields are
+/// not looked at, and lists are contiguous.
+pub const AMLA_LIST_STRIDES: u32 = 2;
 
 /// How the output accumulator follows the running maximum.
 pub type Rescale = u32;
@@ -164,7 +168,8 @@ pub struct Tensor {
     pub model1_scale_stride: usize,
 }
 
-/// Places of the keys that each query position attends to, [b, s_q, topk].
+/// Places of the keys that each query position attends to, [b, s_q, h_kv, topk], or
+/// [tokens, h_kv, topk] with q_indptr.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Indices {
@@ -178,18 +183,28 @@ pub struct Indices {
     pub indices: *const i32,
     /// How many there are in memory.
     pub indices_len: usize,
-    /// Places from one request to the next, and from one query position to the next.
+    /// Places from one request to the next, and from one query position to the next; the first
+    /// isn't looked at with q_indptr.
     pub strides: [usize; 2],
-    /// Places of each query position.
+    /// Places of each query position and KV head.
     pub topk: usize,
-    /// How many of them count, [b]; null if all.
+    /// How many of them count, [b], or [tokens] with q_indptr; null if all. For a number for each
+    /// query position, [b, s_q], see topk_length_strides.
     pub topk_length: *const i32,
-    /// b; 0 if null.
+    /// Up to the last of them: b, or tokens, if they are contiguous; 0 if null.
     pub topk_length_len: usize,
+    /// The places in 64 bits, for caches of more than 2^31 rows. Then indices is null, and
+    /// indices_len is the number of these.
+    pub indices64: *const i64,
+    /// Places from one KV head to the next; 0 where heads share them.
+    pub stride_h_kv: usize,
+    /// With AMLA_LIST_STRIDES: numbers of topk_length from one request to the next, and from one query
+    /// position to the next. The first isn't looked at with q_indptr.
+    pub topk_length_strides: [usize; 2],
 }
 
 /// A second cache for sparse attention, whose keys follow those of the first. Values are
-/// the first d_v columns of its rows.
+/// columns of its rows, as of the first cache's.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Extra {
@@ -210,8 +225,8 @@ pub struct Extra {
 /// Where results go. A row that sees no key gets O = 0, and the lse that lse_empty says. Every NaN is
 /// the quiet one of its format with the sign clear and no payload, 0x7fc00000 in FP32.
 ///
-/// All memory from o to o + o_len, and from lse to lse + lse_len, belongs to the call while
-/// it runs, also where strides leave gaps.
+/// All memory from o to o + o_len, from lse to lse + lse_len, and from max_logits to
+/// max_logits + max_logits_len, belongs to the call while it runs, also where strides leave gaps.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Output {
@@ -226,16 +241,22 @@ pub struct Output {
     /// Elements from one index to the next over (b, s_q, h_q); the first isn't looked at with
     /// q_indptr.
     pub o_strides: [usize; 3],
-    /// [b, h_q, s_q], or [h_q, tokens] with q_indptr: logarithm of the sum of exponentials.
+    /// [b, h_q, s_q], or [h_q, tokens] with q_indptr: logarithm of the sum of exponentials. Null
+    /// if nobody needs it.
     pub lse: *mut f32,
-    /// Elements of lse.
+    /// Elements of lse; 0 if null.
     pub lse_len: usize,
-    /// Elements from one index to the next over (b, h_q, s_q).
+    /// Elements of lse and max_logits from one index to the next over (b, h_q, s_q).
     pub lse_strides: [usize; 3],
     /// AMLA_LSE_BASE_*.
     pub lse_base: LseBase,
     /// AMLA_LSE_EMPTY_*.
     pub lse_empty: LseEmpty,
+    /// With the dimensions and strides of lse: each row's largest softmax_scale * q.k of the keys that
+    /// it sees. NaN doesn't count; minus infinity if it sees none. Null if nobody needs it.
+    pub max_logits: *mut f32,
+    /// Elements of max_logits; 0 if null.
+    pub max_logits_len: usize,
 }
 
 /// One call: what to compute, from which memory, into which.
@@ -252,7 +273,7 @@ pub struct Output {
 pub struct Call {
     /// sizeof(struct amla_call).
     pub struct_size: u32,
-    /// AMLA_CAUSAL, or 0.
+    /// AMLA_CAUSAL, AMLA_LIST_STRIDES, both (their sum), or 0.
     pub flags: u32,
     /// Requests.
     pub b: usize,
@@ -284,7 +305,7 @@ pub struct Call {
     /// The queries' rotary part, [b, s_q, h_q, d_qk - d_v], where it is a tensor of its own.
     pub q_rope: *const Tensor,
     /// The cache, [b, s_k, h_kv, d_qk]; the first d_v columns of it if k_rope has the others.
-    /// Unless v is given, its first d_v columns are the values.
+    /// Unless v is given, d_v of its columns are the values, the first ones unless v_offset says so.
     pub kv: *const Tensor,
     /// The keys' rotary part, [b, s_k, h_kv, d_qk - d_v], where it is a tensor of its own.
     pub k_rope: *const Tensor,
@@ -303,7 +324,7 @@ pub struct Call {
     /// Valid keys of each request, [b]; all of them if null. Rows beyond are never read, but where
     /// sparse chooses them from a paged cache.
     pub cache_seqlens: *const i32,
-    /// b; 0 if null.
+    /// Up to the last of them: b, if they are contiguous; 0 if null.
     pub cache_seqlens_len: usize,
     /// A paged cache: the page that holds keys i * page_size on of a request,
     /// [b, max_blocks]. Entries of pages that a window hides from all queries, or behind a request's
@@ -311,11 +332,11 @@ pub struct Call {
     pub block_table: *const i32,
     /// Entries of the block table in memory.
     pub block_table_len: usize,
-    /// Entries from one request to the next.
+    /// Entries of a request.
     pub max_blocks: usize,
     /// Keys of a page; 0 if the cache isn't paged.
     pub page_size: usize,
-    /// Pages of the cache.
+    /// Pages of the cache; more than INT32_MAX with sparse only.
     pub pages: usize,
     /// How far back query j of a request's n sees: its own key, len - n + j, and window - 1
     /// before it. Later keys are for AMLA_CAUSAL to hide. 0 for no limit.
@@ -327,12 +348,12 @@ pub struct Call {
     pub tail_mask: *const u64,
     /// Words of it in memory; 0 if null.
     pub tail_mask_len: usize,
-    /// How many keys tail_mask covers. Of a shorter request the first bits count for nothing.
+    /// How many keys tail_mask covers, at least 1; 0 if null. Of a shorter request the first bits count for nothing.
     pub tail: usize,
-    /// Each query attends to chosen keys only; not with AMLA_CAUSAL, window, tail_mask,
-    /// q_indptr, k_rope or v. The block table is then not looked at.
+    /// Each query attends to chosen keys only; not with AMLA_CAUSAL, window or tail_mask. The block
+    /// table is then not looked at.
     pub sparse: *const Indices,
-    /// A second cache; with sparse only.
+    /// A second cache; with sparse only, and not with k_rope or v.
     pub extra: *const Extra,
     /// Attention sink of each query head, [h_q]: the natural logarithm of another term in the sum
     /// that O is divided by. lse doesn't include it.
@@ -341,6 +362,14 @@ pub struct Call {
     pub sink_len: usize,
     /// Where results go. Functions that write none don't look at it.
     pub output: *const Output,
+    /// The column of kv's rows at which the values begin: d_qk - d_v where the rotary part is first. 0
+    /// with v, with k_rope, and for FP8 and MODEL1 rows.
+    pub v_offset: usize,
+    /// With AMLA_LIST_STRIDES: entries of block_table from one request to the next; otherwise
+    /// max_blocks.
+    pub block_table_stride: usize,
+    /// With AMLA_LIST_STRIDES: numbers of cache_seqlens from one request to the next; otherwise 1.
+    pub cache_seqlens_stride: usize,
 }
 
 /// What a plan says.
@@ -376,6 +405,10 @@ pub struct Part {
     pub lse: *const f32,
     /// As the output's lse_len.
     pub lse_len: usize,
+    /// The largest scores, where the output has them; otherwise not looked at.
+    pub max_logits: *const f32,
+    /// As the output's max_logits_len.
+    pub max_logits_len: usize,
 }
 
 /// Why a call was refused. Set struct_size before each call; the rest is written when a
@@ -399,7 +432,7 @@ pub struct ErrorDetail {
     /// Which request, which of amla_merge()'s parts, or which dimension, counted from the
     /// outermost.
     pub index: u64,
-    /// Which entry of the request's part of a list.
+    /// Which entry of the request's part of a list; which query position or token of topk_length.
     pub entry: u64,
     /// What was given where it is a floating-point number.
     pub number: f64,
@@ -427,6 +460,17 @@ pub const AMLA_FEATURE_SPARSE: u64 = 16;
 pub const AMLA_FEATURE_SINK: u64 = 32;
 /// amla_capability_set.features: amla_merge().
 pub const AMLA_FEATURE_MERGE: u64 = 64;
+/// amla_capability_set.features: sparse attention with q_indptr, k_rope and v, with places for each KV
+/// head and topk_length for each query position.
+pub const AMLA_FEATURE_SPARSE_SPLIT: u64 = 128;
+/// amla_capability_set.features: places in 64 bits.
+pub const AMLA_FEATURE_INDICES64: u64 = 256;
+/// amla_capability_set.features: max_logits; and lse may be null.
+pub const AMLA_FEATURE_MAX_LOGITS: u64 = 512;
+/// amla_capability_set.features: AMLA_LIST_STRIDES.
+pub const AMLA_FEATURE_LIST_STRIDES: u64 = 1024;
+/// amla_capability_set.features: v_offset.
+pub const AMLA_FEATURE_V_OFFSET: u64 = 2048;
 
 /// What this library can do.
 #[repr(C)]

@@ -5,8 +5,8 @@ use std::fmt::Debug;
 
 use amla::format::{FP8_ROW, MODEL1_ROW, MODEL1_SCALES, encode_fp8, encode_int8, encode_model1};
 use amla::{
-    Backend, Data, Elements, Extra, Indices, Options, Pages, Precision, Problem, Rescale,
-    SUPPORTED_DIMS, Shape, Sparse, Tensor, decode,
+    Backend, Data, Elements, Extra, IndexList, Indices, Options, Pages, Precision, Problem,
+    Rescale, SUPPORTED_DIMS, Shape, Sparse, Tensor, decode,
 };
 use half::{bf16, f16};
 
@@ -458,6 +458,7 @@ fn with_sparse(draw: &mut Draw, mut call: Call, use_it: impl FnOnce(&Problem, &C
         pages: paged.then_some(Pages {
             block_table: &[],
             max_blocks: 0,
+            stride: 0,
             page_size: dims[1],
             pages: dims[0],
         }),
@@ -487,10 +488,11 @@ struct OwnedIndices {
 impl OwnedIndices {
     fn indices(&self) -> Indices<'_> {
         Indices {
-            indices: &self.entries,
-            strides: self.strides,
+            indices: IndexList::I32(&self.entries),
+            strides: [self.strides[0], self.strides[1], 0],
             topk: self.topk,
             topk_length: self.lengths.as_deref(),
+            topk_length_strides: [1, 0],
         }
     }
 }

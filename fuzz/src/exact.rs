@@ -18,7 +18,9 @@
 //! * Each operation may lose what is below the smallest normal number, each operand too.
 
 use amla::schedule::splits;
-use amla::{BLOCK_KEYS, BackendId, Options, Precision, Problem, Rescale, Sparse, Tensor};
+use amla::{
+    BLOCK_KEYS, BackendId, IndexList, Options, Precision, Problem, Rescale, Sparse, Tensor,
+};
 use half::bf16;
 
 use crate::rows::row;
@@ -157,7 +159,7 @@ pub fn rows(problem: &Problem) -> Vec<Row> {
                 Some(_) => [0, start + j, h],
                 None => [b, j, h],
             };
-            let keys = keys(problem, b, j, n, at[1]);
+            let keys = keys(problem, [b, j, n], at);
             let positions = if problem.sparse.is_some() { 1 } else { n };
             let group = positions * (shape.h_q / shape.h_kv);
             rows.push(Row::of(problem, at, &keys, group));
@@ -169,9 +171,11 @@ pub fn rows(problem: &Problem) -> Vec<Row> {
 /// The cache and the indices of each key of a query position; `None` for a key that it doesn't see.
 type Keys<'a> = Vec<Option<(&'a Tensor<'a>, [usize; 2])>>;
 
-fn keys<'a>(problem: &'a Problem<'a>, b: usize, j: usize, n: usize, token: usize) -> Keys<'a> {
+fn keys<'a>(problem: &'a Problem<'a>, [b, j, n]: [usize; 3], at: [usize; 3]) -> Keys<'a> {
+    let [outer, token, h] = at;
+    let head = h / (problem.shape.h_q / problem.shape.h_kv);
     let cached = match (problem.cache_seqlens, problem.kv_indptr) {
-        (Some(lens), _) => int(lens[b]),
+        (Some(lens), _) => int(lens[b * problem.cache_seqlens_stride]),
         (None, Some(indptr)) => int(indptr[b + 1] - indptr[b]),
         (None, None) => problem.shape.s_k,
     };
@@ -181,11 +185,17 @@ fn keys<'a>(problem: &'a Problem<'a>, b: usize, j: usize, n: usize, token: usize
     };
     if let Some(Sparse { indices, extra }) = &problem.sparse {
         let listed = |indices: &amla::Indices| {
-            let len = indices
-                .topk_length
-                .map_or(indices.topk, |lengths| int(lengths[b]));
-            let start = b * indices.strides[0] + j * indices.strides[1];
-            indices.indices[start..start + len].to_vec()
+            let [over_outer, over_token] = indices.topk_length_strides;
+            let len = indices.topk_length.map_or(indices.topk, |lengths| {
+                int(lengths[outer * over_outer + token * over_token])
+            });
+            let [over_outer, over_token, over_head] = indices.strides;
+            let start = outer * over_outer + token * over_token + head * over_head;
+            let range = start..start + len;
+            match indices.indices {
+                IndexList::I32(list) => list[range].iter().map(|&i| i64::from(i)).collect(),
+                IndexList::I64(list) => list[range].to_vec(),
+            }
         };
         let paged = |index: usize, size: usize, pages: usize| {
             (index / size < pages).then_some([index / size, index % size])
@@ -225,7 +235,7 @@ fn keys<'a>(problem: &'a Problem<'a>, b: usize, j: usize, n: usize, token: usize
     };
     let at = |k: usize| match &problem.pages {
         Some(pages) => {
-            let page = pages.block_table[b * pages.max_blocks + k / pages.page_size];
+            let page = pages.block_table[b * pages.stride + k / pages.page_size];
             [int(page), k % pages.page_size]
         }
         None => within(k),
@@ -265,7 +275,7 @@ impl Row {
             scores.push(Score::of(&query, &key, scale));
             let value = match &problem.v {
                 Some(v) => row(v, at, shape.d_v),
-                None => key[..shape.d_v].to_vec(),
+                None => key[problem.v_offset..][..shape.d_v].to_vec(),
             };
             values.extend(value.iter().map(|x| x.to_f64()));
         }

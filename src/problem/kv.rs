@@ -58,11 +58,11 @@ impl<'a> Problem<'a> {
     ) -> impl Iterator<Item = [Row<'a>; 2]> + use<'a> {
         let [width, rope] = self.k_widths();
         let problem = *self;
-        self.slots(b, keys).map(move |slot| {
+        self.slots(b, head, keys).map(move |slot| {
             let (tensor, [outer, token]) = match slot {
                 Some(Slot::Cache(at)) => (&problem.kv, at),
                 Some(Slot::Extra(at)) => (problem.extra(), at),
-                None => return [Row::Bf16(&ZEROS[..width]), Row::EMPTY],
+                None => return [width, rope].map(|width| Row::Bf16(&ZEROS[..width])),
             };
             let at = [outer, token, head];
             let rope = problem
@@ -80,7 +80,7 @@ impl<'a> Problem<'a> {
         keys: Range<usize>,
     ) -> impl Iterator<Item = Row<'a>> + use<'a> {
         let problem = *self;
-        self.slots(b, keys)
+        self.slots(b, head, keys)
             .map(move |slot| problem.value_at(slot, head))
     }
 
@@ -88,24 +88,29 @@ impl<'a> Problem<'a> {
     pub(crate) fn value(&self, b: usize, head: usize, k: usize) -> Row<'a> {
         let slot = match self.sparse {
             None => Some(Slot::Cache(self.locate_one(b, k))),
-            Some(_) => self.chosen(b, k),
+            Some(_) => self.chosen(b, head, k),
         };
         self.value_at(slot, head)
     }
 
     fn value_at(&self, slot: Option<Slot>, head: usize) -> Row<'a> {
-        let width = self.shape.d_v;
+        let (values, columns) = self.value_columns();
         let (tensor, [outer, token]) = match slot {
-            Some(Slot::Cache(at)) => (self.value_tensor(), at),
+            Some(Slot::Cache(at)) => (values, at),
             Some(Slot::Extra(at)) => (self.extra(), at),
-            None => return Row::Bf16(&ZEROS[..width]),
+            None => return Row::Bf16(&ZEROS[..columns.len()]),
         };
-        tensor.row([outer, token, head], width)
+        let row = tensor.row([outer, token, head], columns.end);
+        row.columns_from(columns.start)
     }
 
-    /// The tensor whose rows are or begin with the values.
-    fn value_tensor(&self) -> &Tensor<'a> {
-        self.v.as_ref().unwrap_or(&self.kv)
+    /// The tensor whose rows have the values, and in which columns, which are those of a second cache, too.
+    fn value_columns(&self) -> (&Tensor<'a>, Range<usize>) {
+        let d_v = self.shape.d_v;
+        match &self.v {
+            Some(v) => (v, 0..d_v),
+            None => (&self.kv, self.v_offset..self.v_offset + d_v),
+        }
     }
 
     /// The second cache; the first where there is none.
@@ -145,11 +150,11 @@ impl<'a> Problem<'a> {
             .sparse
             .as_ref()
             .and_then(|sparse| sparse.extra.as_ref());
-        self.value_tensor().data.is_bf16() && extra.is_none_or(|extra| extra.kv.data.is_bf16())
+        self.value_columns().0.data.is_bf16() && extra.is_none_or(|extra| extra.kv.data.is_bf16())
     }
 
-    /// Whether values are the first columns of keys, and both are stored in another format.
-    pub(crate) fn values_begin_keys(&self) -> bool {
+    /// Whether values are columns of keys, and both are stored in another format.
+    pub(crate) fn values_are_in_keys(&self) -> bool {
         self.v.is_none() && !self.values_in_place()
     }
 
@@ -162,7 +167,7 @@ impl<'a> Problem<'a> {
         visit: impl FnMut(&'a [bf16]),
     ) {
         let [width, _] = self.k_widths();
-        self.each_row(&self.kv, width, b, head, keys, visit);
+        self.each_row(&self.kv, 0..width, [b, head], keys, visit);
     }
 
     /// Calls `visit` with each value's row in memory.
@@ -173,25 +178,26 @@ impl<'a> Problem<'a> {
         keys: Range<usize>,
         visit: impl FnMut(&'a [bf16]),
     ) {
-        self.each_row(self.value_tensor(), self.shape.d_v, b, head, keys, visit);
+        let (tensor, columns) = self.value_columns();
+        self.each_row(tensor, columns, [b, head], keys, visit);
     }
 
     fn each_row(
         &self,
         tensor: &Tensor<'a>,
-        width: usize,
-        b: usize,
-        head: usize,
+        columns: Range<usize>,
+        [b, head]: [usize; 2],
         keys: Range<usize>,
         mut visit: impl FnMut(&'a [bf16]),
     ) {
+        let width = columns.len();
         // With a handful of heads a nanosecond for each row counts: the usual case has its own code.
         if let (None, Data::Bf16(data)) = (&self.sparse, tensor.data) {
             let [over_outer, over_token, over_head] = tensor.strides;
-            let base = head * over_head;
+            let base = head * over_head + columns.start;
             let mut keys = keys;
             // Chunks, where rows don't overlap.
-            while over_token >= width
+            while over_token >= columns.end
                 && let Some(([outer, token], run)) = self.run(b, &keys)
             {
                 let first = base + outer * over_outer + token * over_token;
@@ -206,7 +212,7 @@ impl<'a> Problem<'a> {
             }
             return;
         }
-        for slot in self.slots(b, keys) {
+        for slot in self.slots(b, head, keys) {
             let (tensor, [outer, token]) = match slot {
                 Some(Slot::Cache(at)) => (tensor, at),
                 Some(Slot::Extra(at)) => (self.extra(), at),
@@ -215,7 +221,8 @@ impl<'a> Problem<'a> {
                     continue;
                 }
             };
-            visit(tensor.row([outer, token, head], width).as_bf16());
+            let row = tensor.row([outer, token, head], columns.end);
+            visit(row.columns_from(columns.start).as_bf16());
         }
     }
 
@@ -262,8 +269,13 @@ impl<'a> Problem<'a> {
 // -------------------------------------------------------------------------------------------------
 
 impl<'a> Problem<'a> {
-    /// The slots of keys of sequence `b`; `None` for an index that names no key.
-    fn slots(&self, b: usize, keys: Range<usize>) -> impl Iterator<Item = Option<Slot>> + use<'a> {
+    /// The slots of keys of sequence `b` for a KV head; `None` for an index that names no key.
+    fn slots(
+        &self,
+        b: usize,
+        head: usize,
+        keys: Range<usize>,
+    ) -> impl Iterator<Item = Option<Slot>> + use<'a> {
         let problem = *self;
         let mut locations = match self.sparse {
             Some(_) => None,
@@ -271,19 +283,21 @@ impl<'a> Problem<'a> {
         };
         keys.map(move |k| match &mut locations {
             Some(locations) => locations.next().map(Slot::Cache),
-            None => problem.chosen(b, k),
+            None => problem.chosen(b, head, k),
         })
     }
 
-    /// The slot that index `k` of a query position names, with sparse attention.
-    pub(super) fn chosen(&self, b: usize, k: usize) -> Option<Slot> {
+    /// The slot that index `k` of a query position and KV head names, with sparse attention.
+    pub(super) fn chosen(&self, b: usize, head: usize, k: usize) -> Option<Slot> {
         let sparse = self.sparse.as_ref()?;
-        let at = [b / self.shape.s_q, b % self.shape.s_q];
-        let of_cache = sparse.indices.len(at[0]);
+        let [outer, token] = self.token(b, 0);
+        let at = [outer, token, head];
+        let of_cache = sparse.indices.len([outer, token]);
         if let Some(k) = k.checked_sub(of_cache) {
             return sparse.extra.as_ref()?.slot(at, k);
         }
         let index = sparse.indices.get(at, k)?;
+        let request = b / self.shape.s_q;
         match &self.pages {
             Some(pages) => {
                 let page = index / pages.page_size;
@@ -292,8 +306,8 @@ impl<'a> Problem<'a> {
             None => {
                 let start = self
                     .kv_indptr
-                    .map_or([at[0], 0], |indptr| [0, segment(indptr, at[0]).start]);
-                (index < self.cached(at[0])).then_some(Slot::Cache([start[0], start[1] + index]))
+                    .map_or([request, 0], |indptr| [0, segment(indptr, request).start]);
+                (index < self.cached(request)).then_some(Slot::Cache([start[0], start[1] + index]))
             }
         }
     }
@@ -303,9 +317,8 @@ impl<'a> Problem<'a> {
         let remaining = keys.len();
         match (&self.pages, self.kv_indptr) {
             (Some(pages), _) => {
-                let table = &pages.block_table[b
-                    .saturating_mul(pages.max_blocks)
-                    .min(pages.block_table.len())..];
+                let table = &pages.block_table
+                    [b.saturating_mul(pages.stride).min(pages.block_table.len())..];
                 let mut locations = Locations {
                     table: table
                         .get(keys.start / pages.page_size..)
@@ -332,7 +345,7 @@ impl<'a> Problem<'a> {
     fn locate_one(&self, b: usize, k: usize) -> [usize; 2] {
         match (&self.pages, self.kv_indptr) {
             (Some(pages), _) => {
-                let page = pages.block_table[b * pages.max_blocks + k / pages.page_size];
+                let page = pages.block_table[b * pages.stride + k / pages.page_size];
                 let page = usize::try_from(page).unwrap_or_default();
                 [page, k % pages.page_size]
             }
@@ -343,7 +356,7 @@ impl<'a> Problem<'a> {
 }
 
 impl Extra<'_> {
-    fn slot(&self, at: [usize; 2], k: usize) -> Option<Slot> {
+    fn slot(&self, at: [usize; 3], k: usize) -> Option<Slot> {
         let index = self.indices.get(at, k)?;
         let page = index / self.page_size;
         (page < self.pages).then_some(Slot::Extra([page, index % self.page_size]))
@@ -352,9 +365,10 @@ impl Extra<'_> {
 
 impl Indices<'_> {
     /// An index, unless it is negative.
-    fn get(&self, [b, j]: [usize; 2], k: usize) -> Option<usize> {
-        let index = self.indices[b * self.strides[0] + j * self.strides[1] + k];
-        usize::try_from(index).ok()
+    fn get(&self, [b, j, head]: [usize; 3], k: usize) -> Option<usize> {
+        let [over_b, over_j, over_head] = self.strides;
+        self.indices
+            .get(b * over_b + j * over_j + head * over_head + k)
     }
 }
 

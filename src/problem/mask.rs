@@ -26,9 +26,9 @@ impl Problem<'_> {
         self.visible(b, 0).start.min(len)..len
     }
 
-    /// Whether query position `j` of sequence `b` sees key `k`.
-    pub(crate) fn sees(&self, b: usize, j: usize, k: usize) -> bool {
-        self.visible(b, j).contains(&k) && self.shows(b, j, k)
+    /// Whether query position `j` of sequence `b` sees key `k` of a KV head.
+    pub(crate) fn sees(&self, b: usize, head: usize, j: usize, k: usize) -> bool {
+        self.visible(b, j).contains(&k) && self.shows(b, head, j, k)
     }
 
     /// The first key for which [`shows`](Self::shows) may be false.
@@ -42,9 +42,9 @@ impl Problem<'_> {
 
     /// Whether a [`visible`](Self::visible) key is seen: the tail mask doesn't hide it, and its index
     /// names a key of the cache.
-    pub(crate) fn shows(&self, b: usize, j: usize, k: usize) -> bool {
+    pub(crate) fn shows(&self, b: usize, head: usize, j: usize, k: usize) -> bool {
         if self.sparse.is_some() {
-            return self.chosen(b, k).is_some();
+            return self.chosen(b, head, k).is_some();
         }
         let Some(mask) = &self.tail_mask else {
             return true;
@@ -59,11 +59,11 @@ impl Problem<'_> {
         mask.words[row * words + i / 64] >> (i % 64) & 1 != 0
     }
 
-    /// Whether query position `j` of sequence `b` sees any key.
-    pub(crate) fn sees_any(&self, b: usize, j: usize) -> bool {
+    /// Whether query position `j` of sequence `b` sees any key of a KV head.
+    pub(crate) fn sees_any(&self, b: usize, head: usize, j: usize) -> bool {
         let visible = self.visible(b, j);
         let before = self.shown_before(b).min(visible.end);
         visible.start < before
-            || (before.max(visible.start)..visible.end).any(|k| self.shows(b, j, k))
+            || (before.max(visible.start)..visible.end).any(|k| self.shows(b, head, j, k))
     }
 }

@@ -47,11 +47,14 @@ pub struct Pages<'a> {
     /// Some entries are never read: those behind a request's last key, and those of pages that a
     /// window hides from all queries.
     pub block_table: &'a [i32],
-    /// Entries of `block_table` from one request to the next.
+    /// Entries of a request.
     pub max_blocks: usize,
+    /// Entries of `block_table` from one request to the next: `max_blocks` where they are contiguous, 0
+    /// where requests share them.
+    pub stride: usize,
     /// Keys per page.
     pub page_size: usize,
-    /// Pages of the cache.
+    /// Pages of the cache. A block table names at most `i32::MAX`, [`Sparse`] any number.
     pub pages: usize,
 }
 
@@ -63,7 +66,7 @@ pub struct TailMask<'a> {
     /// Bit `i % 64` of word `i / 64` is 1 where the query sees key `len - tail + i`. Each query
     /// sees all keys before those.
     pub words: &'a [u64],
-    /// How many keys the mask covers. Of a shorter request the first bits are ignored.
+    /// How many keys the mask covers, at least 1. Of a shorter request the first bits are ignored.
     pub tail: usize,
 }
 
@@ -81,20 +84,71 @@ pub struct Sparse<'a> {
     pub extra: Option<Extra<'a>>,
 }
 
-/// Indices of keys, `[b, s_q, topk]`.
+/// Indices of keys, `[b, s_q, h_kv, topk]`; `[tokens, h_kv, topk]` with `q_indptr`.
 #[derive(Clone, Copy, Debug)]
 pub struct Indices<'a> {
-    /// The indices.
-    pub indices: &'a [i32],
-    /// Strides over `(b, s_q)`.
-    pub strides: [usize; 2],
-    /// Indices of each query position.
+    /// The indices; those of a query position and KV head are contiguous.
+    pub indices: IndexList<'a>,
+    /// Strides over `(b, s_q, h_kv)`, 0 where requests, positions or heads share their indices. The
+    /// first is ignored with `q_indptr`.
+    pub strides: [usize; 3],
+    /// Indices of each query position and KV head.
     pub topk: usize,
-    /// How many of them count, `[b]`; all if absent.
+    /// How many of them count, `[b, s_q]`, or `[tokens]` with `q_indptr`; all if absent. It ends with the
+    /// last position's number.
     pub topk_length: Option<&'a [i32]>,
+    /// Strides of `topk_length` over `(b, s_q)`: `[1, 0]` for a number for each request. The first is
+    /// ignored with `q_indptr`.
+    pub topk_length_strides: [usize; 2],
 }
 
-/// A second cache for sparse attention; values are the first `d_v` columns of its rows.
+/// Indices in 32 bits, or in 64 for caches of more than 2^31 rows.
+#[derive(Clone, Copy, Debug)]
+pub enum IndexList<'a> {
+    /// In 32 bits.
+    I32(&'a [i32]),
+    /// In 64 bits.
+    I64(&'a [i64]),
+}
+
+impl IndexList<'_> {
+    /// How many there are in memory.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        match self {
+            Self::I32(indices) => indices.len(),
+            Self::I64(indices) => indices.len(),
+        }
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Index `i`, unless it is negative.
+    fn get(&self, i: usize) -> Option<usize> {
+        match self {
+            Self::I32(indices) => usize::try_from(indices[i]).ok(),
+            Self::I64(indices) => usize::try_from(indices[i]).ok(),
+        }
+    }
+}
+
+impl<'a> From<&'a [i32]> for IndexList<'a> {
+    fn from(indices: &'a [i32]) -> Self {
+        Self::I32(indices)
+    }
+}
+
+impl<'a> From<&'a [i64]> for IndexList<'a> {
+    fn from(indices: &'a [i64]) -> Self {
+        Self::I64(indices)
+    }
+}
+
+/// A second cache for sparse attention; values are columns of its rows, as of the first cache's.
 #[derive(Clone, Copy, Debug)]
 pub struct Extra<'a> {
     /// `[pages, page_size, h_kv, d_qk]`.
@@ -129,8 +183,11 @@ pub struct Problem<'a> {
     /// before the first request's are not written.
     pub q_indptr: Option<&'a [i32]>,
     /// Cache, `[b, s_k, h_kv, d_qk]`, or `d_v` columns of it if `k_rope` has the others. Unless
-    /// `v` is given, its first `d_v` columns are the values.
+    /// `v` is given, `d_v` of its columns are the values.
     pub kv: Tensor<'a>,
+    /// The column of `kv`'s rows at which the values begin, 0 where the rotary part is last:
+    /// at most `d_qk - d_v`. 0 with `v`, with `k_rope`, and for FP8 and MODEL1 rows.
+    pub v_offset: usize,
     /// The keys' rotary part, `[b, s_k, h_kv, d_qk - d_v]`, where it is a tensor of its own.
     pub k_rope: Option<Tensor<'a>>,
     /// Separate values, `[b, s_k, h_kv, d_v]`.
@@ -142,8 +199,12 @@ pub struct Problem<'a> {
     /// Valid keys of each request, `[b]`, at most `s_k` and what the cache has for it; all of them
     /// if absent.
     ///
-    /// Rows beyond are never read, unless [`Sparse`] chooses them from a paged cache.
+    /// Rows beyond are never read, unless [`Sparse`] chooses them from a paged cache. The list ends with
+    /// the last request's length.
     pub cache_seqlens: Option<&'a [i32]>,
+    /// Elements of `cache_seqlens` from one request to the next: 1 where they are contiguous, 0 where
+    /// requests have the same.
+    pub cache_seqlens_stride: usize,
     /// Whether query `j` of a request's `n` sees only the first `len - (n - 1 - j)` keys, the last
     /// of which is its own.
     pub causal: bool,
@@ -152,8 +213,8 @@ pub struct Problem<'a> {
     pub window: Option<usize>,
     /// Which of the last keys each query sees; instead of `causal`.
     pub tail_mask: Option<TailMask<'a>>,
-    /// Each query attends to chosen keys only. Not with `causal`, `window`, `tail_mask`,
-    /// `q_indptr`, `k_rope` or `v`. The block table is then ignored.
+    /// Each query attends to chosen keys only. Not with `causal`, `window` or `tail_mask`; a second
+    /// cache not with `k_rope` or `v`. The block table is then ignored.
     pub sparse: Option<Sparse<'a>>,
     /// Attention sink of each query head, `[h_q]`: the natural logarithm of another term in the sum
     /// that O is divided by. lse doesn't include it.
@@ -180,11 +241,13 @@ impl<'a> Problem<'a> {
                 data: Data::Bf16(kv),
                 strides: [shape.s_k.saturating_mul(kv_row), kv_row, shape.d_qk],
             },
+            v_offset: 0,
             k_rope: None,
             v: None,
             pages: None,
             kv_indptr: None,
             cache_seqlens: None,
+            cache_seqlens_stride: 1,
             causal: false,
             window: None,
             tail_mask: None,

@@ -5,7 +5,6 @@ use super::sequence::{segment, total_rows};
 use super::{Indices, Problem, Sparse, Tensor};
 use crate::error::{Argument, Error, right_length};
 use crate::format::{Data, MODEL1_SCALES};
-use crate::shape::Shape;
 
 impl Problem<'_> {
     /// Checks every argument. The widths may be any.
@@ -15,10 +14,16 @@ impl Problem<'_> {
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.check_sizes()?;
         // Without a table or keys there is nothing to see, and b may be huge.
-        if self.pages.is_none() || self.sparse.is_some() || self.shape.s_k == 0 {
+        let Some(pages) = &self.pages else {
+            return Ok(());
+        };
+        if self.sparse.is_some() || self.shape.s_k == 0 {
             return Ok(());
         }
-        (0..self.shape.b).try_for_each(|b| self.check_pages(b))
+        // As where one request's entries are all of them.
+        let alike = pages.stride == 0 && self.has_equal_requests();
+        let b = self.shape.b.min(if alike { 1 } else { usize::MAX });
+        (0..b).try_for_each(|b| self.check_pages(b))
     }
 
     /// [`check`](Self::check) but for the block table.
@@ -52,13 +57,16 @@ impl Problem<'_> {
             });
         }
         let sparse = self.sparse.map(|_| Argument::Indices);
+        let extra = self.sparse.and_then(|sparse| sparse.extra);
+        let extra = extra.map(|_| Argument::ExtraKv);
+        let v_offset = (self.v_offset != 0).then_some(Argument::VOffset);
         for (first, second) in [
             (sparse, self.causal.then_some(Argument::Causal)),
             (sparse, self.window.map(|_| Argument::Window)),
             (sparse, self.tail_mask.map(|_| Argument::TailMask)),
-            (sparse, self.q_indptr.map(|_| Argument::QIndptr)),
-            (sparse, self.k_rope.map(|_| Argument::KRope)),
-            (sparse, self.v.map(|_| Argument::V)),
+            (extra, self.k_rope.map(|_| Argument::KRope)),
+            (extra, self.v.map(|_| Argument::V)),
+            (v_offset, self.v.map(|_| Argument::V)),
             (
                 self.pages.map(|_| Argument::BlockTable),
                 self.kv_indptr.map(|_| Argument::KvIndptr),
@@ -75,7 +83,7 @@ impl Problem<'_> {
         self.check_queries()?;
         self.check_keys()?;
         if let Some(mask) = &self.tail_mask {
-            in_range(Argument::TailMask, mask.tail, 0, max)?;
+            in_range(Argument::TailMask, mask.tail, 1, max)?;
             let [b, s_q] = self.q_dims();
             let words = mask.tail.div_ceil(64);
             check_extent(
@@ -106,19 +114,21 @@ impl Problem<'_> {
             dimension: 0,
         })?;
         in_range(Argument::DQk, s.d_qk, 1, MAX_WIDTH)?;
+        in_range(Argument::DV, s.d_v, 1, MAX_WIDTH)?;
+        let [b, s_q] = self.q_dims();
+        let dims = [b, s_q, s.h_kv];
         let limit = i32::MAX as usize / 2;
         sparse
             .indices
-            .check(Argument::Indices, Argument::TopkLength, s, limit)?;
+            .check(Argument::Indices, Argument::TopkLength, dims, limit)?;
         let Some(extra) = &sparse.extra else {
             return Ok(());
         };
         in_range(Argument::PageSize, extra.page_size, 1, usize::MAX)?;
-        in_range(Argument::Pages, extra.pages, 0, i32::MAX as usize)?;
         let tensors = [(Argument::ExtraKv, Some(&extra.kv), s.d_qk)];
         check_tensors(tensors, [extra.pages, extra.page_size, s.h_kv])?;
         let (indices, length) = (Argument::ExtraIndices, Argument::ExtraTopkLength);
-        extra.indices.check(indices, length, s, limit)
+        extra.indices.check(indices, length, dims, limit)
     }
 
     fn check_queries(&self) -> Result<(), Error> {
@@ -141,8 +151,12 @@ impl Problem<'_> {
             check_indptr(Argument::KvIndptr, indptr, s.b, s.s_k)?;
         }
         if let Some(lens) = self.cache_seqlens {
-            right_length(Argument::CacheSeqlens, lens.len(), s.b)?;
-            for (request, &value) in lens.iter().enumerate() {
+            let stride = self.cache_seqlens_stride;
+            check_list(Argument::CacheSeqlens, lens.len(), [s.b], [stride])?;
+            // One by one they may be without number.
+            let alike = stride == 0 && self.kv_indptr.is_none();
+            let b = s.b.min(if alike { 1 } else { usize::MAX });
+            for (request, value) in (0..b).map(|request| (request, lens[request * stride])) {
                 let limit = self
                     .kv_indptr
                     .map_or(s.s_k, |indptr| segment(indptr, request).len());
@@ -158,7 +172,9 @@ impl Problem<'_> {
         let [outer, tokens] = match (&self.pages, self.kv_indptr) {
             (Some(pages), _) => {
                 in_range(Argument::PageSize, pages.page_size, 1, usize::MAX)?;
-                in_range(Argument::Pages, pages.pages, 0, i32::MAX as usize)?;
+                // Entries of a block table have 32 bits.
+                let most = self.sparse.map_or(i32::MAX as usize, |_| usize::MAX);
+                in_range(Argument::Pages, pages.pages, 0, most)?;
                 [pages.pages, pages.page_size]
             }
             (None, Some(indptr)) => [1, total_rows(indptr)],
@@ -170,7 +186,25 @@ impl Problem<'_> {
             (Argument::KRope, self.k_rope.as_ref(), rope),
             (Argument::V, self.v.as_ref(), s.d_v),
         ];
-        check_tensors(tensors, [outer, tokens, s.h_kv])
+        check_tensors(tensors, [outer, tokens, s.h_kv])?;
+        self.check_values()
+    }
+
+    /// Checks where values begin, unless they are a tensor of their own.
+    fn check_values(&self) -> Result<(), Error> {
+        if self.v.is_some() {
+            return Ok(());
+        }
+        let [width, _] = self.k_widths();
+        let extra = self.sparse.as_ref().and_then(|sparse| sparse.extra);
+        let extra = extra.map(|extra| extra.kv.data);
+        let columns = [Some(self.kv.data), extra].into_iter().flatten();
+        let last = if columns.into_iter().all(|data| data.has_columns()) {
+            width - self.shape.d_v
+        } else {
+            0
+        };
+        in_range(Argument::VOffset, self.v_offset, 0, last)
     }
 
     /// Checks the block table's entries for the keys of request `b`.
@@ -191,7 +225,7 @@ impl Problem<'_> {
             argument: Argument::BlockTable,
             dimension: 0,
         };
-        let start = b.checked_mul(pages.max_blocks).ok_or(overflow)?;
+        let start = b.checked_mul(pages.stride).ok_or(overflow)?;
         let end = start.checked_add(blocks).ok_or(overflow)?;
         let entries = pages.block_table.get(start..end).ok_or(Error::TooShort {
             argument: Argument::BlockTable,
@@ -222,26 +256,22 @@ impl Indices<'_> {
         &self,
         indices: Argument,
         length: Argument,
-        s: &Shape,
+        [b, s_q, h_kv]: [usize; 3],
         limit: usize,
     ) -> Result<(), Error> {
         in_range(indices, self.topk, 0, limit)?;
-        check_extent(
-            indices,
-            self.indices.len(),
-            [s.b, s.s_q],
-            self.strides,
-            self.topk,
-        )?;
-        let Some(lengths) = self.topk_length else {
+        let dims = [b, s_q, h_kv];
+        check_extent(indices, self.indices.len(), dims, self.strides, self.topk)?;
+        let Some(lengths) = self.lengths([b, s_q]) else {
             return Ok(());
         };
-        right_length(length, lengths.len(), s.b)?;
-        for (request, &value) in lengths.iter().enumerate() {
+        check_list(length, lengths.list.len(), lengths.dims, lengths.strides)?;
+        for ([request, position], value, _) in lengths.runs() {
             if !usize::try_from(value).is_ok_and(|len| len <= self.topk) {
                 return Err(Error::TopkLength {
                     argument: length,
                     request,
+                    position,
                     value,
                     limit: self.topk,
                 });
@@ -337,8 +367,36 @@ pub(super) fn check_extent<const RANK: usize>(
     strides: [usize; RANK],
     width: usize,
 ) -> Result<(), Error> {
+    let needed = extent(argument, dims, strides, width)?;
+    if len < needed {
+        return Err(Error::TooShort {
+            argument,
+            len,
+            needed,
+        });
+    }
+    Ok(())
+}
+
+/// A list of `len` numbers must end with the last of `dims`.
+fn check_list<const RANK: usize>(
+    argument: Argument,
+    len: usize,
+    dims: [usize; RANK],
+    strides: [usize; RANK],
+) -> Result<(), Error> {
+    right_length(argument, len, extent(argument, dims, strides, 1)?)
+}
+
+/// Elements up to the end of the last row of `dims`, `width` elements wide.
+fn extent<const RANK: usize>(
+    argument: Argument,
+    dims: [usize; RANK],
+    strides: [usize; RANK],
+    width: usize,
+) -> Result<usize, Error> {
     if dims.contains(&0) {
-        return Ok(());
+        return Ok(0);
     }
     let mut needed = width;
     for (dimension, (dim, stride)) in dims.into_iter().zip(strides).enumerate() {
@@ -350,14 +408,7 @@ pub(super) fn check_extent<const RANK: usize>(
                 dimension,
             })?;
     }
-    if len < needed {
-        return Err(Error::TooShort {
-            argument,
-            len,
-            needed,
-        });
-    }
-    Ok(())
+    Ok(needed)
 }
 
 /// No two rows of an output may share an element. From the smallest stride up, each stride must

@@ -54,7 +54,7 @@ impl<'a> Row<'a> {
 
     /// Whether the row sees key `k`.
     pub fn sees(&self, k: usize) -> bool {
-        self.problem.sees(self.b, self.j, k)
+        self.problem.sees(self.b, self.head, self.j, k)
     }
 
     /// Sets the scores of keys that the row doesn't see to -inf.
@@ -196,11 +196,7 @@ pub(super) fn check_row(
         )
     };
     below(Argument::B, b, s.b)?;
-    let positions = match problem.sparse {
-        Some(_) => s.s_q,
-        None => problem.queries(b),
-    };
-    below(Argument::SQ, j, positions)?;
+    below(Argument::SQ, j, problem.positions(b))?;
     below(Argument::HQ, h, s.h_q)?;
     right_length(Argument::O, o, s.d_v)?;
     let (b, j) = problem.sequence(b, j);
@@ -237,7 +233,7 @@ pub(super) fn each_row<T: Real>(
 pub(super) fn rows(problem: &Problem) -> impl Iterator<Item = ([usize; 3], [usize; 2])> {
     let h_q = problem.shape.h_q;
     let [_, s_q] = problem.q_dims();
-    (0..problem.sequences()).flat_map(move |b| {
+    problem.sequences_from(0).flat_map(move |b| {
         let positions = (0..problem.queries(b)).flat_map(move |j| (0..h_q).map(move |h| (j, h)));
         positions.map(move |(j, h)| {
             let [request, token] = problem.token(b, j);
@@ -274,7 +270,8 @@ pub(super) fn one_row<T: Real>(
     mut attend: impl FnMut(&Row, &mut [T]) -> f64,
 ) {
     let s = &problem.shape;
-    if !problem.sees_any(b, j) {
+    let head = h / s.group();
+    if !problem.sees_any(b, head, j) {
         o.fill(0.0.into());
         *lse = f32::INFINITY.into();
         return;
@@ -313,8 +310,8 @@ pub(super) fn one_row<T: Real>(
             o.fill(0.0.into());
             let weight = T::round(if sink.is_nan() { sink } else { 0.0 });
             let mut row = [bf16::ZERO; MAX_D_QK];
-            for k in visible_keys.filter(|&k| problem.sees(b, j, k)) {
-                let value = problem.value(b, h / s.group(), k);
+            for k in visible_keys.filter(|&k| problem.sees(b, head, j, k)) {
+                let value = problem.value(b, head, k);
                 let value = as_bf16([value, format::Row::EMPTY], [s.d_v, 0], &mut row);
                 axpy(o, weight, value);
             }

@@ -84,7 +84,7 @@ pub fn panels_alone_and_in_groups(backend: Backend) {
             }
             for options in modes(backend) {
                 let problem = case.problem();
-                let rows = Plan::new(&problem).unwrap().partial_len() / (dims.1 + 2);
+                let rows = Plan::new(&problem).unwrap().partial_len() / (dims.1 + 3);
                 assert_eq!(rows, panels.min(PANELS) * PANEL_ROWS);
                 assert!(
                     decoded(&problem, &options) == combined(&problem, &options),
@@ -147,7 +147,7 @@ fn under_16_tasks_are_cut_finer() {
         let plan = Plan::new(&problem).unwrap();
         assert_eq!(Plan::from_words(plan.to_words()), Some(plan));
         // No result takes more room than its rows.
-        let rows = plan.partial_len() / (64 + 2);
+        let rows = plan.partial_len() / (64 + 3);
         assert!(rows.is_multiple_of(PANEL_ROWS) && rows <= GROUP_ROWS);
         (plan.tasks(), rows / PANEL_ROWS)
     };

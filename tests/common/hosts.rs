@@ -32,6 +32,8 @@ pub struct Host {
     pub window: Option<usize>,
     pub tail: Option<usize>,
     pub sink: Option<Vec<f32>>,
+    /// The column of keys at which values begin that aren't apart.
+    pub v_offset: usize,
     pub scale: f32,
 }
 
@@ -70,6 +72,7 @@ impl Host {
             window: None,
             tail: None,
             sink: None,
+            v_offset: 0,
             scale: (dims.0 as f32).sqrt().recip(),
         }
     }
@@ -80,6 +83,12 @@ impl Host {
         for (r, request) in self.requests.iter_mut().enumerate() {
             request.v = Some(normal(3 * r as u64 + 2, 1.0, request.len * width));
         }
+        self
+    }
+
+    /// Values behind the rotary part.
+    pub fn rope_first(mut self) -> Self {
+        self.v_offset = self.dims.0 - self.dims.1;
         self
     }
 
@@ -178,8 +187,13 @@ impl Host {
     fn with_magnitudes(&self) -> Self {
         let mut host = self.clone();
         host.dims.1 *= 2;
+        host.v_offset = 0;
         for Request { k, v, .. } in &mut host.requests {
-            *v = Some(with_magnitudes(k, v.as_deref(), self.dims));
+            let columns = k
+                .chunks(self.dims.0)
+                .flat_map(|k| &k[self.v_offset..][..self.dims.1]);
+            let values = v.take().unwrap_or_else(|| columns.copied().collect());
+            *v = Some(with_magnitudes(k, Some(&values), self.dims));
         }
         host
     }
@@ -444,6 +458,7 @@ impl Table {
         Pages {
             block_table: &self.entries[r * self.max_blocks..],
             max_blocks: self.max_blocks,
+            stride: self.max_blocks,
             page_size: self.page_size,
             pages: self.pages,
         }
@@ -590,12 +605,25 @@ impl Host {
 }
 
 impl Laid<'_> {
+    /// The number by which indices of chosen keys name a request's key.
+    pub fn index(&self, r: usize, k: usize) -> i64 {
+        let index = match &self.table {
+            Some(table) => {
+                let [page, row] = table.at(r, k);
+                page * table.page_size + row
+            }
+            None => k,
+        };
+        i64::try_from(index).unwrap()
+    }
+
     pub fn problem(&self) -> Problem<'_> {
         Problem {
             q: self.q[0].tensor(),
             q_rope: self.q[1].some(),
             q_indptr: self.q_indptr.as_deref(),
             kv: self.kv[0].tensor(),
+            v_offset: self.host.v_offset,
             k_rope: self.kv[1].some(),
             v: self.v.as_ref().map(Rows::tensor),
             pages: self.table.as_ref().map(|table| table.from(0)),
@@ -695,7 +723,7 @@ pub fn check_max_logits(problem: &Problem, options: &Options) {
     used_workspace(|workspace| {
         let tasks = 0..plan.tasks();
         run_tasks(problem, options, &plan, tasks, workspace, &mut partials).unwrap();
-        let mut of = |whole| {
+        let mut of = |at_once| {
             let mut max_logits = vec![PATTERN; rows];
             let output = Output {
                 lse: None,
@@ -703,7 +731,7 @@ pub fn check_max_logits(problem: &Problem, options: &Options) {
                 max_logits: Some(&mut max_logits),
                 ..output(problem, Elements::F32(&mut o), &mut [])
             };
-            match whole {
+            match at_once {
                 true => decode(problem, options, workspace, output).unwrap(),
                 false => combine(problem, &plan, &mut partials, output).unwrap(),
             }

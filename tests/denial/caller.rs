@@ -1,8 +1,8 @@
 //! Calls of everything that takes a problem, good problems to be changed, and errors.
 
 use amla::{
-    Argument, Elements, Error, Extra, Indices, Options, Output, Plan, Problem, Shape, Sparse,
-    Workspace, combine, decode, run_task, run_tasks,
+    Argument, Elements, Error, Extra, IndexList, Indices, Options, Output, Plan, Problem, Shape,
+    Sparse, Workspace, combine, decode, run_task, run_tasks,
 };
 
 use crate::common::workspace;
@@ -134,10 +134,11 @@ pub fn with_sparse(call: impl Fn(&Problem)) {
     let laid = host.laid(paged(PAGE));
     let problem = laid.problem();
     let indices = Indices {
-        indices: &[0, 5, -1, 17, 3, 3, 90, 2, 1, 0, 4, 8],
-        strides: [6, 3],
+        indices: IndexList::I32(&[0, 5, -1, 17, 3, 3, 90, 2, 1, 0, 4, 8]),
+        strides: [6, 3, 0],
         topk: 3,
         topk_length: Some(&[3, 2]),
+        topk_length_strides: [1, 0],
     };
     let sparse = Sparse {
         indices,

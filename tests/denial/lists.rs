@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use amla::{Argument, Error, Extra, Indices, Pages, Problem, Sparse};
+use amla::{Argument, Error, Extra, IndexList, Indices, Pages, Problem, Sparse};
 
 use crate::caller::{
     Caller, HEADS, LENS, MAX, PAGE, out_of_range, report, too_short, with, with_apart, with_sparse,
@@ -170,15 +170,8 @@ fn deny_pages(caller: &RefCell<Caller>, good: &Problem, pages: Pages) {
         argument: Argument::BlockTable,
         dimension: 0,
     };
-    let max_blocks = usize::MAX;
-    given(
-        1,
-        Pages {
-            max_blocks,
-            ..pages
-        },
-        want,
-    );
+    let stride = usize::MAX;
+    given(1, Pages { stride, ..pages }, want);
 
     let given = |pages, want| {
         let bad = with(good, |p| p.pages = Some(pages));
@@ -201,6 +194,14 @@ fn deny_pages(caller: &RefCell<Caller>, good: &Problem, pages: Pages) {
             },
             want,
         );
+    }
+}
+
+/// The first indices.
+const fn shorter(indices: IndexList<'_>, len: usize) -> IndexList<'_> {
+    match indices {
+        IndexList::I32(indices) => IndexList::I32(indices.split_at(len).0),
+        IndexList::I64(indices) => IndexList::I64(indices.split_at(len).0),
     }
 }
 
@@ -234,14 +235,14 @@ fn chosen_keys() {
             };
             let good = sparse.indices;
             for len in [0, 1, 11] {
-                let indices = &good.indices[..len];
+                let indices = shorter(good.indices, len);
                 deny(Indices { indices, ..good }, too_short(list, len, 12));
             }
             for topk in [1 << 30, MAX, usize::MAX] {
                 let want = out_of_range(list, topk, 0, MAX / 2);
                 deny(Indices { topk, ..good }, want);
             }
-            for dimension in 0..2 {
+            for dimension in 0..3 {
                 let mut strides = good.strides;
                 strides[dimension] = usize::MAX;
                 let want = Error::Overflow {
@@ -265,6 +266,7 @@ fn chosen_keys() {
                 let want = Error::TopkLength {
                     argument: length,
                     request: *request,
+                    position: 0,
                     value: lengths[*request],
                     limit: 3,
                 };
@@ -285,8 +287,6 @@ fn chosen_keys() {
         };
         let page_size = out_of_range(Argument::PageSize, 0, 1, usize::MAX);
         deny(extra(&|extra| extra.page_size = 0), page_size);
-        let pages = out_of_range(Argument::Pages, MAX + 1, 0, MAX);
-        deny(extra(&|extra| extra.pages = MAX + 1), pages);
     });
     report("chosen keys", &caller.borrow(), 400);
 }

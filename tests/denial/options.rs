@@ -3,7 +3,8 @@
 use std::cell::RefCell;
 
 use amla::{
-    Argument, Data, Error, Indices, Pages, Problem, SUPPORTED_DIMS, Shape, Sparse, TailMask,
+    Argument, Data, Error, Extra, IndexList, Indices, Pages, Problem, SUPPORTED_DIMS, Shape,
+    Sparse, TailMask,
 };
 use half::bf16;
 
@@ -66,8 +67,8 @@ fn sizes_and_options() {
                 });
             }
         }
-        for tail in [MAX + 1, usize::MAX] {
-            deny(out_of_range(Argument::TailMask, tail, 0, MAX), &|p| {
+        for tail in [0, MAX + 1, usize::MAX] {
+            deny(out_of_range(Argument::TailMask, tail, 1, MAX), &|p| {
                 p.tail_mask = Some(TailMask { words: &[], tail });
             });
         }
@@ -83,15 +84,27 @@ fn sizes_and_options() {
                 causal_tail as fn(&mut Problem),
             ),
             (Argument::BlockTable, Argument::KvIndptr, paged_and_ragged),
-            (Argument::Indices, Argument::KRope, |p| {
-                p.sparse = Some(NOTHING_CHOSEN)
+            (Argument::Indices, Argument::Causal, |p| {
+                (p.sparse, p.causal) = (Some(NOTHING_CHOSEN), true);
             }),
+            (Argument::Indices, Argument::Window, |p| {
+                (p.sparse, p.window) = (Some(NOTHING_CHOSEN), Some(1));
+            }),
+            (Argument::Indices, Argument::TailMask, |p| {
+                p.sparse = Some(NOTHING_CHOSEN);
+                p.tail_mask = Some(TailMask {
+                    words: &[0; 4],
+                    tail: 1,
+                });
+            }),
+            (Argument::ExtraKv, Argument::KRope, second_cache),
+            (Argument::ExtraKv, Argument::V, |p| {
+                second_cache(p);
+                p.k_rope = None;
+            }),
+            (Argument::VOffset, Argument::V, |p| p.v_offset = 1),
+            (Argument::VOffset, Argument::V, |p| p.v_offset = usize::MAX),
         ] {
-            // Ragged queries are the first conflict that sparse attention is told of.
-            let second = match (first, good.q_indptr) {
-                (Argument::Indices, Some(_)) => Argument::QIndptr,
-                _ => second,
-            };
             deny(Error::Conflict { first, second }, &change);
         }
     });
@@ -100,13 +113,27 @@ fn sizes_and_options() {
 
 const NOTHING_CHOSEN: Sparse<'static> = Sparse {
     indices: Indices {
-        indices: &[],
-        strides: [0; 2],
+        indices: IndexList::I32(&[]),
+        strides: [0; 3],
         topk: 0,
         topk_length: None,
+        topk_length_strides: [1, 0],
     },
     extra: None,
 };
+
+fn second_cache(problem: &mut Problem) {
+    let indices = NOTHING_CHOSEN.indices;
+    problem.sparse = Some(Sparse {
+        indices,
+        extra: Some(Extra {
+            kv: problem.kv,
+            pages: 0,
+            page_size: 1,
+            indices,
+        }),
+    });
+}
 
 fn causal_tail(problem: &mut Problem) {
     problem.causal = true;
@@ -121,6 +148,7 @@ fn paged_and_ragged(problem: &mut Problem) {
     problem.pages = Some(Pages {
         block_table: &[],
         max_blocks: 0,
+        stride: 0,
         page_size: PAGE,
         pages: 0,
     });

@@ -21,6 +21,7 @@ struct Recipe {
     /// And its seed.
     tail: Option<(usize, u64)>,
     sink: bool,
+    rope_first: bool,
     /// Times one over the root of `d_qk`.
     scale: f32,
     layout: Layout,
@@ -33,15 +34,23 @@ fn recipe() -> impl Strategy<Value = Recipe> {
     let small = prop_oneof![Just(TINY), Just(SMALL), Just(MHA)];
     let dims = prop_oneof![12 => small, 1 => Just((320, 256)), 1 => Just(MLA)];
     let window = proptest::option::of(prop_oneof![1..=8_usize, 1..=300_usize]);
-    let tail = proptest::option::of((0..=150_usize, any::<u64>()));
+    let tail = proptest::option::of((1..=150_usize, any::<u64>()));
     let any_keys = [Just(Keys::Contiguous).boxed(), Just(Keys::Ragged).boxed()];
     let paged = (1..=70_usize).prop_map(Keys::Paged).boxed();
     let keys = Union::new(any_keys.into_iter().chain([paged]));
     let problem = (requests, heads, dims, window, tail, -1.5_f32..1.5);
     let layout = (keys, 0..=3_usize, 0..=6_usize);
-    (problem, layout, any::<[bool; 6]>()).prop_map(|(problem, (keys, spare, padding), flags)| {
+    (problem, layout, any::<[bool; 7]>()).prop_map(|(problem, (keys, spare, padding), flags)| {
         let (requests, heads, dims, window, tail, scale) = problem;
-        let [separate, causal, sink, ragged_q, split_q, split_k] = flags;
+        let [
+            separate,
+            causal,
+            sink,
+            ragged_q,
+            split_q,
+            split_k,
+            rope_first,
+        ] = flags;
         let rope = dims.0 > dims.1;
         Recipe {
             requests,
@@ -52,6 +61,7 @@ fn recipe() -> impl Strategy<Value = Recipe> {
             window,
             tail,
             sink,
+            rope_first: rope_first && !separate && !split_k,
             scale,
             layout: Layout {
                 keys,
@@ -76,6 +86,9 @@ impl Recipe {
         }
         if self.sink {
             host = host.sink(|h| (h as f32 - 5.0) / 2.0);
+        }
+        if self.rope_first {
+            host = host.rope_first();
         }
         host.window = self.window;
         host.scale *= self.scale;

@@ -8,13 +8,19 @@ mod common;
 mod host;
 
 mod any;
+mod chosen;
 mod golden;
 mod largest;
 mod layouts;
+mod offsets;
 mod refusals;
 mod sizes;
+mod strides;
 
 use any::any_host;
+#[cfg(target_pointer_width = "64")]
+use chosen::rows_beyond_32_bits;
+use chosen::{all_keys_of_split_caches, chosen_keys_in_every_layout, shared_indices};
 use golden::{
     hidden_keys_stay_hidden, rows_that_see_nothing, sinks, sinks_without_rivals, tree_masks,
     windows,
@@ -25,6 +31,8 @@ use layouts::{
     layouts_hold_the_same, requests_stay_alone, sinks_of_nothing, tables_of_requests_without_keys,
     triangles_are_causal, wide_windows_show_everything, windows_are_the_last_keys,
 };
+use offsets::{rope_first_rows, rope_first_rows_in_other_formats};
+use strides::{expanded_tensors, strided_block_tables, strided_lengths};
 
 suites![
     layouts_hold_the_same,
@@ -47,4 +55,14 @@ suites![
     largest_scores,
     slowly_rising_scores,
     special_scores,
+    chosen_keys_in_every_layout,
+    shared_indices,
+    #[cfg(target_pointer_width = "64")]
+    rows_beyond_32_bits,
+    all_keys_of_split_caches,
+    rope_first_rows,
+    rope_first_rows_in_other_formats,
+    expanded_tensors,
+    strided_block_tables,
+    strided_lengths,
 ];

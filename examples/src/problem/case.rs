@@ -117,6 +117,7 @@ impl Case {
             pages: self.pages.as_ref().map(|table| Pages {
                 block_table: &table.entries,
                 max_blocks: table.max_blocks,
+                stride: table.max_blocks,
                 page_size: table.page_size,
                 pages: table.pages,
             }),

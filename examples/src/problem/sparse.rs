@@ -1,6 +1,6 @@
 //! Sparse attention: the keys of each query position by index.
 
-use amla::{Extra, Indices, Sparse};
+use amla::{Extra, IndexList, Indices, Sparse};
 
 use super::layout::{Queries, pages};
 use super::stored::Stored;
@@ -43,10 +43,11 @@ impl TopK {
 
     fn indices(&self) -> Indices<'_> {
         Indices {
-            indices: &self.entries,
-            strides: [self.s_q.saturating_mul(self.topk), self.topk],
+            indices: IndexList::I32(&self.entries),
+            strides: [self.s_q.saturating_mul(self.topk), self.topk, 0],
             topk: self.topk,
             topk_length: self.lengths.as_deref(),
+            topk_length_strides: [1, 0],
         }
     }
 

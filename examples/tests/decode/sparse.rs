@@ -1,6 +1,8 @@
 //! Sparse attention.
 
-use amla::{Backend, BackendId, Data, Extra, Indices, Pages, Problem, Shape, Sparse, Tensor};
+use amla::{
+    Backend, BackendId, Data, Extra, IndexList, Indices, Pages, Problem, Shape, Sparse, Tensor,
+};
 use half::bf16;
 use safetensors::tensor::Dtype;
 
@@ -44,16 +46,18 @@ fn sparse_attention() {
     ];
     let extra_indices = [[8, 0], [9, -5], [1, 1], [2, 3]];
     let own = Indices {
-        indices: indices.as_flattened(),
-        strides: [8, 4],
+        indices: IndexList::I32(indices.as_flattened()),
+        strides: [8, 4, 0],
         topk: 4,
         topk_length: None,
+        topk_length_strides: [1, 0],
     };
     let extra = Indices {
-        indices: extra_indices.as_flattened(),
-        strides: [4, 2],
+        indices: IndexList::I32(extra_indices.as_flattened()),
+        strides: [4, 2, 0],
         topk: 2,
         topk_length: None,
+        topk_length_strides: [1, 0],
     };
     let dense = Problem {
         kv: Tensor {
@@ -63,6 +67,7 @@ fn sparse_attention() {
         pages: Some(Pages {
             block_table: &[],
             max_blocks: 0,
+            stride: 0,
             page_size: 2,
             pages: 8,
         }),
@@ -127,10 +132,11 @@ fn sparse_attention_to_ragged_caches() {
         .i32s("kv_indptr", &[3], &[1, 6, 11])
         .i32s("indices", &[2, 2, 3], indices.as_flattened());
     let own = Indices {
-        indices: indices.as_flattened(),
-        strides: [6, 3],
+        indices: IndexList::I32(indices.as_flattened()),
+        strides: [6, 3, 0],
         topk: 3,
         topk_length: None,
+        topk_length_strides: [1, 0],
     };
     let problem = Problem {
         kv_indptr: Some(&[1, 6, 11]),

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::mem::size_of;
 use std::ptr;
 
-use amla::{Data, Options, Precision, Problem, Rescale};
+use amla::{Data, IndexList, Options, Precision, Problem, Rescale};
 
 use super::memory::{Given, Guarded, size_of_element, struct_size};
 use crate::hosts::rows;
@@ -23,6 +23,7 @@ pub struct Caller {
     pub queries: usize,
     pub o: Guarded,
     pub lse: Guarded,
+    pub max_logits: Guarded,
     /// Parts of it end in a zero.
     pub name: Box<[u8]>,
     pub detail: Box<ErrorDetail>,
@@ -45,6 +46,7 @@ impl Caller {
             queries: 0,
             o: Guarded::new(rows * shape.d_v * size_of_element(dtype)),
             lse: Guarded::new(rows * size_of::<f32>()),
+            max_logits: Guarded::new(rows * size_of::<f32>()),
             name: name.into(),
             detail: Box::new(detail),
         };
@@ -59,6 +61,8 @@ impl Caller {
             lse: caller.lse.pointer(),
             lse_len: rows,
             lse_strides: [shape.s_q * shape.h_q, 1, shape.h_q],
+            max_logits: caller.max_logits.pointer(),
+            max_logits_len: rows,
             ..output
         };
         let q = caller.tensor(Some(&problem.q));
@@ -83,11 +87,12 @@ impl Caller {
         });
         *caller.call = Call {
             struct_size: struct_size::<Call>(),
-            flags: if problem.causal {
-                types::AMLA_CAUSAL
-            } else {
-                0
-            },
+            flags: types::AMLA_LIST_STRIDES
+                | if problem.causal {
+                    types::AMLA_CAUSAL
+                } else {
+                    0
+                },
             b: shape.b,
             s_q: shape.s_q,
             s_k: shape.s_k,
@@ -124,6 +129,9 @@ impl Caller {
             sink,
             sink_len,
             output: &raw const *caller.output,
+            v_offset: problem.v_offset,
+            block_table_stride: problem.pages.map_or(0, |p| p.stride),
+            cache_seqlens_stride: problem.cache_seqlens_stride,
             ..call
         };
         caller
@@ -182,17 +190,29 @@ impl Caller {
     }
 
     fn indices(&mut self, indices: &amla::Indices) -> *const Indices {
-        let (list, indices_len) = self.list(Some(indices.indices));
+        let (list, list64, indices_len) = match indices.indices {
+            IndexList::I32(list) => {
+                let (list, len) = self.list(Some(list));
+                (list, ptr::null(), len)
+            }
+            IndexList::I64(list) => {
+                let (list, len) = self.list(Some(list));
+                (ptr::null(), list, len)
+            }
+        };
         let (topk_length, topk_length_len) = self.list(indices.topk_length);
         self.indices.push(Box::new(Indices {
             struct_size: struct_size::<Indices>(),
             reserved: 0,
             indices: list,
             indices_len,
-            strides: indices.strides,
+            strides: [indices.strides[0], indices.strides[1]],
             topk: indices.topk,
             topk_length,
             topk_length_len,
+            indices64: list64,
+            stride_h_kv: indices.strides[2],
+            topk_length_strides: indices.topk_length_strides,
         }));
         self.indices
             .last()

@@ -34,6 +34,7 @@ impl Caller {
         );
         self.o.check();
         self.lse.check();
+        self.max_logits.check();
         for Given { memory, before } in &self.given {
             assert!(memory == before, "written where nothing may be");
         }
@@ -92,14 +93,14 @@ impl Caller {
             true => ptr::null_mut(),
             false => workspace.pointer(),
         };
-        let before = [&self.o, &self.lse].map(|memory| memory.inside().to_vec());
+        let before = self.outputs();
         // SAFETY: structs whose pointers are null or to memory as long as they say; the
         // workspace has `bytes` bytes.
         let status = unsafe { amla_run(call, memory, bytes, detail) };
         self.check(status);
         workspace.check();
         if status != types::AMLA_OK {
-            assert!(self.o.inside() == before[0] && self.lse.inside() == before[1]);
+            assert!(self.outputs() == before);
         }
         status
     }
@@ -133,7 +134,7 @@ impl Caller {
         let mut workspace = Guarded::new(size_of::<Workspace>());
         let middle = draw.among(0..=info.tasks);
         let shift = usize::from(draw.once_in(16));
-        let before = [&self.o, &self.lse].map(|memory| memory.inside().to_vec());
+        let before = self.outputs();
         let mut all = planned;
         for [begin, end] in [[middle, info.tasks + shift], [0, middle]] {
             // SAFETY: as above; `partials` has as many numbers as it says.
@@ -170,10 +171,15 @@ impl Caller {
         };
         self.check(status);
         partials.check();
-        let same = self.o.inside() == before[0] && self.lse.inside() == before[1];
+        let same = self.outputs() == before;
         if status != types::AMLA_OK || (all == types::AMLA_OK && ran == types::AMLA_OK) {
             assert!(same, "{status} {all} {ran}");
         }
+    }
+
+    /// What the outputs hold.
+    fn outputs(&self) -> [Vec<u8>; 3] {
+        [&self.o, &self.lse, &self.max_logits].map(|memory| memory.inside().to_vec())
     }
 
     /// Results with themselves.
@@ -185,7 +191,8 @@ impl Caller {
             // The queries are nothing that this call reads.
             return;
         }
-        let mut numbers = [self.o.inside(), self.lse.inside()].map(Given::new);
+        let mut numbers =
+            [&self.o, &self.lse, &self.max_logits].map(|memory| Given::new(memory.inside()));
         let part = Part {
             struct_size: struct_size::<Part>(),
             reserved: 0,
@@ -193,6 +200,8 @@ impl Caller {
             o_len: numbers[0].memory.len() / 4,
             lse: numbers[1].memory.as_mut_ptr().cast(),
             lse_len: numbers[1].memory.len() / 4,
+            max_logits: numbers[2].memory.as_mut_ptr().cast(),
+            max_logits_len: numbers[2].memory.len() / 4,
         };
         let mut parts = [part; 3];
         match draw.among(0..=15) {
@@ -201,7 +210,9 @@ impl Caller {
             2 => parts[1].lse_len = len(draw, part.lse_len),
             3 => parts[1].reserved = choice(draw),
             4 => parts[1].struct_size = choice(draw),
-            5 => parts[1].o = self.output.o.cast_const().cast(),
+            5 => parts[1].max_logits = ptr::null(),
+            6 => parts[1].max_logits_len = len(draw, part.max_logits_len),
+            7 => parts[1].o = self.output.o.cast_const().cast(),
             _ => {}
         }
         if parts[1].o == self.output.o.cast_const().cast() {
@@ -211,7 +222,7 @@ impl Caller {
             true => draw.one_of(&[types::AMLA_MERGE_MAX + 1, usize::MAX]),
             false => draw.among(0..=parts.len()),
         };
-        let before = [&self.o, &self.lse].map(|memory| memory.inside().to_vec());
+        let before = self.outputs();
         let (output, detail) = (&raw const *self.output, &raw mut *self.detail);
         // SAFETY: as above; there are as many parts as said, or more are said than a call takes.
         let status = unsafe { amla_merge(b, s_q, h_q, d_v, output, parts.as_ptr(), count, detail) };
@@ -220,7 +231,7 @@ impl Caller {
             assert!(memory == before);
         }
         if status != types::AMLA_OK {
-            assert!(self.o.inside() == before[0] && self.lse.inside() == before[1]);
+            assert!(self.outputs() == before);
         }
     }
 

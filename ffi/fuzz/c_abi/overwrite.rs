@@ -1,12 +1,12 @@
 //! Fields of a call's structs, overwritten.
 
-use std::mem::size_of;
+use std::mem::{offset_of, size_of};
 use std::ptr;
 
 use super::caller::Caller;
 use super::memory::{Given, size_of_element};
 use crate::draw::Draw;
-use crate::types::{Extra, Indices, Tensor};
+use crate::types::{Call, Extra, Indices, Output, Tensor};
 
 /// A size that fits no tensor.
 fn size(draw: &mut Draw, now: usize) -> usize {
@@ -67,9 +67,9 @@ impl Caller {
 
     fn overwrite_call(&mut self, draw: &mut Draw) {
         let call = &mut *self.call;
-        match draw.among(0..=37) {
+        match draw.among(0..=41) {
             0 => call.struct_size = size(draw, call.struct_size as usize) as u32,
-            1 => call.flags = choice(draw),
+            1 => call.flags = draw.one_of(&[0, 1, 2, 3, 4, u32::MAX]),
             2 => call.b = size(draw, call.b),
             3 => call.s_q = size(draw, call.s_q),
             4 => call.s_k = size(draw, call.s_k),
@@ -111,6 +111,11 @@ impl Caller {
             34 => call.sparse = ptr::null(),
             35 => call.extra = ptr::null(),
             36 => call.sink_len = len(draw, call.sink_len),
+            37 => call.v_offset = size(draw, call.v_offset),
+            38 => call.block_table_stride = size(draw, call.block_table_stride),
+            39 => call.cache_seqlens_stride = size(draw, call.cache_seqlens_stride),
+            // That of version 1.
+            40 => call.struct_size = offset_of!(Call, v_offset) as u32,
             _ => call.output = ptr::null(),
         }
         // A list's entries are the caller's too.
@@ -127,7 +132,7 @@ impl Caller {
 
     fn overwrite_output(&mut self, draw: &mut Draw) {
         let output = &mut *self.output;
-        match draw.among(0..=11) {
+        match draw.among(0..=15) {
             0 => output.struct_size = choice(draw),
             1 => {
                 let bytes = output.o_len.saturating_mul(size_of_element(output.dtype));
@@ -148,6 +153,10 @@ impl Caller {
                 output.o = memory.as_mut_ptr().cast();
                 output.o_len = memory.len() / size_of::<f32>();
             }
+            11 => output.max_logits = ptr::null_mut(),
+            12 => output.max_logits_len = len(draw, output.max_logits_len),
+            13 => (output.lse, output.lse_len) = (ptr::null_mut(), 0),
+            14 => output.struct_size = offset_of!(Output, max_logits) as u32,
             _ => {
                 // One output on the other.
                 output.lse = self.o.pointer();
@@ -182,14 +191,21 @@ fn overwrite_tensor(tensor: &mut Tensor, draw: &mut Draw) {
 }
 
 fn overwrite_indices(indices: &mut Indices, draw: &mut Draw) {
-    match draw.among(0..=6) {
+    match draw.among(0..=10) {
         0 => indices.struct_size = choice(draw),
         1 => indices.reserved = choice(draw),
         2 => indices.indices = ptr::null(),
         3 => indices.indices_len = len(draw, indices.indices_len),
         4 => indices.strides[draw.among(0..=1)] = size(draw, indices.strides[1]),
         5 => indices.topk = size(draw, indices.topk),
-        _ => indices.topk_length_len = len(draw, indices.topk_length_len),
+        6 => indices.topk_length_len = len(draw, indices.topk_length_len),
+        7 => indices.stride_h_kv = size(draw, indices.stride_h_kv),
+        8 => {
+            let stride = size(draw, indices.topk_length_strides[0]);
+            indices.topk_length_strides[draw.among(0..=1)] = stride;
+        }
+        9 => indices.indices64 = ptr::null(),
+        _ => indices.struct_size = offset_of!(Indices, indices64) as u32,
     }
 }
 

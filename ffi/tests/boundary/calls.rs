@@ -1,6 +1,7 @@
 //! What is refused of sizes, lists, choices, outputs and memory.
 
-use std::ptr::null;
+use std::mem::offset_of;
+use std::ptr::{null, null_mut};
 
 use crate::run::amla_plan_size;
 use crate::types::*;
@@ -65,7 +66,7 @@ fn calls_are_denied() {
             w.call.softmax_scale = scale
         });
     }
-    for bit in 1..32 {
+    for bit in 2..32 {
         let status = AMLA_ERROR_UNKNOWN_VALUE;
         deny(apart, Who::All, status, "flags", &|w| {
             w.call.flags = 1 << bit
@@ -169,6 +170,15 @@ fn calls_are_denied() {
         deny(AMLA_ERROR_TOO_SHORT, &|i| i.indices_len -= 1);
         deny(AMLA_ERROR_TOO_SHORT, &|i| i.strides[0] += 1);
         deny(AMLA_ERROR_OVERFLOW, &|i| i.strides[0] = usize::MAX);
+        static WIDE: [i64; B * TOPK] = [0; B * TOPK];
+        deny(AMLA_ERROR_CONFLICT, &|i| i.indices64 = WIDE.as_ptr());
+        let wide = |i: &mut Indices| (i.indices, i.indices64) = (null(), WIDE.as_ptr());
+        deny(AMLA_ERROR_TOO_SHORT, &|i| (wide(i), i.indices_len -= 1).1);
+        deny(AMLA_ERROR_TOO_SHORT, &|i| (wide(i), i.strides[0] += 1).1);
+        for struct_size in [size_of::<Indices>() - 8, offset_of!(Indices, indices64) - 8] {
+            let struct_size = struct_size as u32;
+            deny(AMLA_ERROR_STRUCT_SIZE, &|i| i.struct_size = struct_size);
+        }
         for topk in [1 << 30, 1 << 31, usize::MAX] {
             deny(AMLA_ERROR_OUT_OF_RANGE, &|i| i.topk = topk);
         }
@@ -185,13 +195,19 @@ fn calls_are_denied() {
             w.workspace_size = size
         });
     }
-    let short: [Change; 6] = [
+    let short: [Change; 9] = [
         ("o", |w| w.output.o_len -= 1),
         ("o", |w| w.output.o_len = 0),
         ("lse", |w| w.output.lse_len -= 1),
         ("lse", |w| w.output.lse_len = 0),
         ("o", |w| w.output.o_strides[0] += 1),
         ("lse", |w| w.output.lse_strides[0] += 1),
+        ("max_logits", |w| w.output.max_logits_len -= 1),
+        ("max_logits", |w| w.output.max_logits_len = 0),
+        ("max_logits", |w| {
+            (w.output.lse, w.output.lse_len) = (null_mut(), 0);
+            w.output.lse_strides[0] += 1;
+        }),
     ];
     for (name, change) in short {
         deny(apart, Who::Output, AMLA_ERROR_TOO_SHORT, name, &change);
@@ -220,6 +236,96 @@ fn calls_are_denied() {
     }
     println!("{} calls denied", denials.0);
     assert!(denials.0 > 500);
+}
+
+/// Outputs, strides and places that version 1 hadn't.
+#[test]
+fn what_is_new_is_denied() {
+    let mut denials = Denials(0);
+    let apart = World::apart as fn() -> Box<World>;
+    let sparse = World::sparse as fn() -> Box<World>;
+    let mut deny = |world, who, status, argument: &str, change: &dyn Fn(&mut World)| {
+        denials.expect(world, who, status, argument, change);
+    };
+    let outputs: [Wrong<World>; 6] = [
+        (AMLA_ERROR_NULL_POINTER, "max_logits", |w| {
+            w.output.max_logits = null_mut()
+        }),
+        (AMLA_ERROR_MISALIGNED, "max_logits", |w| {
+            w.output.max_logits = w.output.max_logits.wrapping_byte_add(1)
+        }),
+        (AMLA_ERROR_BAD_EXTENT, "max_logits", |w| {
+            w.output.max_logits_len = usize::MAX
+        }),
+        (AMLA_ERROR_ALIASED, "lse", |w| {
+            w.output.max_logits = w.output.lse
+        }),
+        (AMLA_ERROR_ALIASED, "max_logits", |w| {
+            w.output.max_logits = w.sink.as_ptr().cast_mut()
+        }),
+        (AMLA_ERROR_OVERLAP, "max_logits", |w| {
+            (w.output.lse, w.output.lse_len) = (null_mut(), 0);
+            w.output.lse_strides[0] = 0;
+        }),
+    ];
+    for (status, argument, change) in outputs {
+        deny(apart, Who::Output, status, argument, &change);
+    }
+    for stride in [2, 3, usize::MAX / 2] {
+        let status = AMLA_ERROR_WRONG_LENGTH;
+        deny(apart, Who::All, status, "cache_seqlens", &|w| {
+            w.call.flags = AMLA_LIST_STRIDES;
+            w.call.cache_seqlens_stride = stride;
+        });
+        deny(sparse, Who::All, status, "topk_length", &|w| {
+            w.call.flags = AMLA_LIST_STRIDES;
+            w.indices.topk_length_strides = [stride, 0];
+        });
+        deny(sparse, Who::All, status, "extra_topk_length", &|w| {
+            w.call.flags = AMLA_LIST_STRIDES;
+            w.indices.topk_length_strides = [1, 0];
+            w.extra_indices.topk_length_strides = [stride, 0];
+        });
+    }
+    deny(apart, Who::All, AMLA_ERROR_TOO_SHORT, "block_table", &|w| {
+        w.call.flags = AMLA_LIST_STRIDES;
+        w.call.cache_seqlens_stride = 1;
+        (w.call.block_table, w.call.block_table_len) = (w.table.as_ptr(), B);
+        (w.call.max_blocks, w.call.page_size, w.call.pages) = (1, S_K, B);
+        w.call.block_table_stride = 2;
+    });
+    for offset in [1, ROPE + 1, usize::MAX] {
+        deny(apart, Who::All, AMLA_ERROR_CONFLICT, "v_offset", &|w| {
+            w.call.v_offset = offset
+        });
+        deny(apart, Who::All, AMLA_ERROR_OUT_OF_RANGE, "v_offset", &|w| {
+            w.call.v = null();
+            w.call.v_offset = offset;
+        });
+    }
+    for offset in [ROPE + 1, usize::MAX] {
+        deny(
+            sparse,
+            Who::All,
+            AMLA_ERROR_OUT_OF_RANGE,
+            "v_offset",
+            &|w| w.call.v_offset = offset,
+        );
+    }
+    deny(sparse, Who::All, AMLA_ERROR_CONFLICT, "extra_kv", &|w| {
+        w.call.v = &raw const w.kv
+    });
+    for stride in [1, usize::MAX] {
+        // Of the one KV head the stride isn't looked at.
+        let mut w = World::sparse();
+        w.indices.stride_h_kv = stride;
+        let (mut size, mut detail) = (0, detail());
+        // SAFETY: all pointers are this test's.
+        let got = unsafe { amla_plan_size(w.linked(), &mut size, &mut detail) };
+        assert_eq!(got, AMLA_OK);
+    }
+    println!("{} calls denied", denials.0);
+    assert!(denials.0 > 100);
 }
 
 /// Faults in lists, in pages and in arguments that belong to each other.

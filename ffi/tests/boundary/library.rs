@@ -1,6 +1,7 @@
 //! What the library says of itself, and what plans and merging refuse.
 
 use std::ffi::CStr;
+use std::mem::offset_of;
 use std::mem::size_of;
 use std::ptr::null;
 
@@ -49,7 +50,7 @@ fn the_library_says_what_it_is_and_can_do() {
     assert_eq!(unsafe { info::amla_capabilities(&mut set) }, AMLA_OK);
     assert_eq!(set.struct_size as usize, size_of::<CapabilitySet>());
     assert_eq!(set.abi_version, AMLA_ABI_VERSION);
-    assert_eq!(set.features.count_ones(), 7);
+    assert_eq!(set.features.count_ones(), 12);
     let bits = |dtypes: &[u32]| dtypes.iter().map(|dtype| 1 << dtype).sum::<u32>();
     let halves = [AMLA_DTYPE_BF16, AMLA_DTYPE_F16];
     let stored = [AMLA_DTYPE_FP8, AMLA_DTYPE_MODEL1, AMLA_DTYPE_INT8];
@@ -120,7 +121,7 @@ fn merging_and_queries_are_denied() {
     let mut w = World::apart();
     let (o, lse) = (vec![0.0_f32; w.o.len()], vec![0.0_f32; w.lse.len()]);
     let good = part(&o, &lse);
-    let cases: [Wrong<Part>; 6] = [
+    let cases: [Wrong<Part>; 10] = [
         (AMLA_ERROR_STRUCT_SIZE, "parts", |p| p.struct_size = 0),
         (AMLA_ERROR_UNKNOWN_VALUE, "parts.reserved", |p| {
             p.reserved = 1
@@ -129,6 +130,19 @@ fn merging_and_queries_are_denied() {
         (AMLA_ERROR_MISALIGNED, "parts.lse", |p| p.lse = odd(p.lse)),
         (AMLA_ERROR_WRONG_LENGTH, "parts.o_len", |p| p.o_len -= 1),
         (AMLA_ERROR_WRONG_LENGTH, "parts.lse_len", |p| p.lse_len = 0),
+        (AMLA_ERROR_NULL_POINTER, "parts.max_logits", |p| {
+            p.max_logits = null()
+        }),
+        (AMLA_ERROR_MISALIGNED, "parts.max_logits", |p| {
+            p.max_logits = odd(p.max_logits)
+        }),
+        (AMLA_ERROR_WRONG_LENGTH, "parts.max_logits_len", |p| {
+            p.max_logits_len -= 1
+        }),
+        // That of version 1 has no largest scores.
+        (AMLA_ERROR_WRONG_LENGTH, "parts.max_logits_len", |p| {
+            p.struct_size = offset_of!(Part, max_logits) as u32
+        }),
     ];
     for (status, argument, change) in cases {
         let (mut wrong, mut detail) = (good, detail());

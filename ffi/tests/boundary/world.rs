@@ -49,6 +49,7 @@ pub struct World {
     pub sink: Vec<f32>,
     pub o: Vec<f32>,
     pub lse: Vec<f32>,
+    pub max_logits: Vec<f32>,
     pub partials: Vec<f32>,
     pub partials_len: usize,
     pub plan: Vec<u8>,
@@ -111,6 +112,7 @@ impl World {
             topk: TOPK,
             topk_length: w.counts.as_ptr(),
             topk_length_len: B,
+            ..zeroed()
         };
         (w.indices, w.extra_indices) = (indices, indices);
         w.extra = Extra {
@@ -150,6 +152,7 @@ impl World {
             sink: vec![0.5, -1.0],
             o: vec![PATTERN; B * H_Q * D_V],
             lse: vec![PATTERN; B * H_Q],
+            max_logits: vec![PATTERN; B * H_Q],
             partials: vec![PATTERN; B * 64 * (D_V + 3)],
             partials_len: B * 64 * (D_V + 3),
             plan: vec![0; AMLA_PLAN_MAX],
@@ -169,6 +172,8 @@ impl World {
             lse_strides: [H_Q, 1, 1],
             lse_base: AMLA_LSE_BASE_E,
             lse_empty: AMLA_LSE_EMPTY_INFINITY,
+            max_logits: w.max_logits.as_mut_ptr(),
+            max_logits_len: B * H_Q,
         };
         w.call = Call {
             struct_size: size_of::<Call>() as u32,
@@ -227,7 +232,8 @@ impl World {
     }
 
     pub fn untouched(&self) -> bool {
-        let all = self.o.iter().chain(&self.lse).chain(&self.partials);
+        let outputs = self.o.iter().chain(&self.lse).chain(&self.max_logits);
+        let all = outputs.chain(&self.partials);
         all.copied().all(|x| x.to_bits() == PATTERN.to_bits())
     }
 
@@ -326,6 +332,9 @@ pub fn part(o: &[f32], lse: &[f32]) -> Part {
         o_len: o.len(),
         lse: lse.as_ptr(),
         lse_len: lse.len(),
+        // They stand for the largest scores, too.
+        max_logits: lse.as_ptr(),
+        max_logits_len: lse.len(),
     }
 }
 

@@ -2,7 +2,8 @@
 //! `tests/sparse.rs`: the same problems, through C.
 
 use amla::{
-    Backend, BackendId, Data, EmptyLse, Lse, LseBase, Options, Problem, Shape, Tensor, format,
+    Backend, BackendId, Data, EmptyLse, IndexList, Indices, Lse, LseBase, Options, Problem, Shape,
+    Sparse, Tensor, format,
 };
 use half::f16;
 
@@ -93,6 +94,7 @@ fn cases(len: usize, all: bool) -> Cases {
         let case = Case::new(2, 2, len, 4, MLA);
         let indices: Vec<i32> = (0..2 * 2 * 40).map(|i| (i * 7 + i / 3) % 300 - 2).collect();
         add(&sparse(&case.problem(), &indices, &[40, 13]));
+        new_in_version_2(len, &mut add);
         add(&Case::new(0, 1, 10, 1, TINY).problem());
         add(&Case::new(1, 1, 0, 1, TINY).problem());
     }
@@ -102,6 +104,62 @@ fn cases(len: usize, all: bool) -> Cases {
     merges(&mut cases);
     one_line(&mut cases, len);
     cases
+}
+
+/// Values behind the rotary part, lists with strides, sparse attention over split caches with indices of each head.
+fn new_in_version_2(len: usize, add: &mut impl FnMut(&Problem)) {
+    let case = Case::new(2, 2, len, 4, MLA);
+    let rope_first = Problem {
+        v_offset: 64,
+        cache_seqlens: Some(&[7]),
+        cache_seqlens_stride: 0,
+        ..case.problem()
+    };
+    add(&rope_first);
+    let host = Host::new([6, 2], MHA, &[(2, 90), (2, 41)]).separate_v();
+    let laid = host.laid(Layout {
+        split_q: true,
+        split_k: true,
+        ..paged(16)
+    });
+    let problem = laid.problem();
+    let pages = problem.pages.unwrap();
+    add(&Problem {
+        cache_seqlens: Some(&[40, -1, 41]),
+        cache_seqlens_stride: 2,
+        pages: Some(amla::Pages { stride: 0, ..pages }),
+        ..problem
+    });
+    let indices: Vec<i64> = (0..2 * 2 * 2 * 30).map(|i| i * 7 % 150 - 3).collect();
+    let sparse = Indices {
+        indices: IndexList::I64(&indices),
+        strides: [120, 60, 30],
+        topk: 30,
+        topk_length: Some(&[30, 0, 13, 29]),
+        topk_length_strides: [2, 1],
+    };
+    add(&Problem {
+        cache_seqlens: None,
+        sparse: Some(Sparse {
+            indices: sparse,
+            extra: None,
+        }),
+        ..problem
+    });
+    add(&Problem {
+        q_indptr: Some(&[0, 1, 3]),
+        cache_seqlens: None,
+        sparse: Some(Sparse {
+            indices: Indices {
+                strides: [0, 60, 30],
+                topk_length: Some(&[30, 7, 13]),
+                topk_length_strides: [0, 1],
+                ..sparse
+            },
+            extra: None,
+        }),
+        ..problem
+    });
 }
 
 /// Caches in every format.

@@ -198,6 +198,7 @@ static void pointers(void) {
     REFUSED(OUTPUT, NULL_POINTER, "output", w.call.output = NULL);
     REFUSED(OUTPUT | MERGE, NULL_POINTER, "o", w.output.o = NULL);
     REFUSED(OUTPUT | MERGE, NULL_POINTER, "lse", w.output.lse = NULL);
+    REFUSED(OUTPUT | MERGE, NULL_POINTER, "max_logits", w.output.max_logits_len = 1);
     REFUSED(COMPUTE, NULL_POINTER, "workspace", w.workspace = NULL);
     REFUSED(TASKS | COMBINE, NULL_POINTER, "partials", w.partials = NULL);
     REFUSED(TASKS | COMBINE | QUERY, NULL_POINTER, "plan", w.plan_memory = NULL);
@@ -245,8 +246,8 @@ static void structs(void) {
     }
     REFUSED(CALL, STRUCT_SIZE, "call", w.call.struct_size = sizeof w.call + 8);
 
-    REFUSED(CALL, UNKNOWN_VALUE, "flags", w.call.flags = 2);
-    DETAIL(last.value == 2);
+    REFUSED(CALL, UNKNOWN_VALUE, "flags", w.call.flags = 4);
+    DETAIL(last.value == 4);
     REFUSED(CALL, UNKNOWN_VALUE, "flags", w.call.flags = 0x80000001U);
     REFUSED(CALL, UNKNOWN_VALUE, "call.reserved", w.call.reserved = 1);
     REFUSED(CALL, UNKNOWN_VALUE, "q.dtype", w.q.dtype = 0);
@@ -297,6 +298,24 @@ static void problems(void) {
     REFUSED(OUTPUT, OVERFLOW, "o", w.output.o_strides[0] = SIZE_MAX);
     REFUSED(OUTPUT, OVERLAP, "o", w.output.o_strides[0] = D);
     REFUSED(OUTPUT, OVERLAP, "lse", w.output.lse_strides[1] = 0);
+    static const int64_t wide[B * TOPK];
+    float max_logits[1];
+    REFUSED(OUTPUT, TOO_SHORT, "max_logits", w.output.max_logits = max_logits;
+            w.output.max_logits_len = 1);
+    REFUSED(MERGE, TOO_SHORT, "lse", w.output.lse = NULL; w.output.lse_len = 0;
+            w.part.lse_len = 0);
+    REFUSED(CALL, CONFLICT, "indices", sparse(); w.indices.indices64 = wide);
+    DETAIL(strcmp(last.other, "indices64") == 0);
+    REFUSED(CALL, TOO_SHORT, "indices", sparse(); w.indices.indices = NULL;
+            w.indices.indices64 = wide; w.indices.indices_len = 1);
+    REFUSED(CALL, OVERFLOW, "indices", sparse(); w.indices.strides[0] = SIZE_MAX);
+    REFUSED(CALL, WRONG_LENGTH, "cache_seqlens", w.call.flags = AMLA_LIST_STRIDES;
+            w.call.block_table_stride = BLOCKS; w.call.cache_seqlens_stride = 2);
+    REFUSED(CALL, TOO_SHORT, "block_table", w.call.flags = AMLA_LIST_STRIDES;
+            w.call.cache_seqlens_stride = 1; w.call.block_table_stride = B * BLOCKS);
+    REFUSED(CALL, OUT_OF_RANGE, "v_offset", w.call.v_offset = 65);
+    DETAIL(last.value == 65 && last.max == (int64_t)(w.call.d_qk - w.call.d_v));
+    REFUSED(CALL, OUT_OF_RANGE, "tail_mask", w.call.tail_mask = mask; w.call.tail_mask_len = 1);
     int32_t bad_lens[B] = {S_K, S_K + 1};
     REFUSED(CALL, SEQLEN, "cache_seqlens", w.call.cache_seqlens = bad_lens);
     DETAIL(last.index == 1 && last.value == S_K + 1 && last.max == S_K);

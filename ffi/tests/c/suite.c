@@ -6,6 +6,7 @@
  * Every buffer has memory of exactly its own size, so that the sanitizers and Valgrind see
  * whatever reaches beyond.
  */
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -98,8 +99,17 @@ static const struct amla_indices *indices(struct amla_indices *i) {
     i->struct_size = sizeof *i;
     i->strides[0] = word();
     i->strides[1] = word();
+    i->stride_h_kv = word();
     i->topk = word();
-    i->indices = ints(&i->indices_len);
+    i->topk_length_strides[0] = word();
+    i->topk_length_strides[1] = word();
+    if (word() == 32) {
+        i->indices = ints(&i->indices_len);
+    } else {
+        size_t bytes;
+        i->indices64 = blob(&bytes);
+        i->indices_len = bytes / sizeof *i->indices64;
+    }
     i->topk_length = ints(&i->topk_length_len);
     return i;
 }
@@ -113,6 +123,7 @@ static void drop_tensor(const struct amla_tensor *t) {
 
 static void drop_indices(const struct amla_indices *i) {
     drop(i->indices);
+    drop(i->indices64);
     drop(i->topk_length);
 }
 
@@ -156,6 +167,52 @@ static void run_tasks(const struct amla_call *call) {
     free(memory);
 }
 
+/* The first bytes of a struct, which say so. */
+static void *shorter(const void *given, size_t bytes) {
+    uint32_t size = (uint32_t)bytes;
+    void *memory = allocate(bytes);
+    memcpy(memory, given, bytes);
+    memcpy(memory, &size, sizeof size);
+    return memory;
+}
+
+/* Whether version 1 of the interface has the list, too. */
+static int is_old(const struct amla_call *call, const struct amla_indices *i) {
+    const size_t *strides = i->topk_length_strides;
+    return !i->indices64 && !i->stride_h_kv && strides[0] == !call->q_indptr
+        && strides[1] == !!call->q_indptr;
+}
+
+/* The call with the structs of version 1, if it had all that the call says. */
+static int run_old(const struct amla_call *now, void *workspace, size_t workspace_size) {
+    struct amla_error_detail detail = {.struct_size = sizeof detail};
+    struct amla_call call = *now;
+    struct amla_extra extra;
+    void *sparse = NULL, *extra_indices = NULL;
+    if (call.v_offset || call.cache_seqlens_stride != 1 || call.block_table_stride != call.max_blocks
+        || (call.sparse && !is_old(&call, call.sparse))
+        || (call.extra && !is_old(&call, call.extra->indices)))
+        return 0;
+    call.flags &= ~AMLA_LIST_STRIDES;
+    if (call.sparse)
+        call.sparse = sparse = shorter(call.sparse, offsetof(struct amla_indices, indices64));
+    if (call.extra) {
+        extra = *call.extra;
+        extra.indices = extra_indices =
+            shorter(extra.indices, offsetof(struct amla_indices, indices64));
+        call.extra = &extra;
+    }
+    void *output = shorter(call.output, offsetof(struct amla_output, max_logits));
+    call.output = output;
+    void *old = shorter(&call, offsetof(struct amla_call, v_offset));
+    done(amla_run(old, workspace, workspace_size, &detail), &detail);
+    free(old);
+    free(output);
+    free(sparse);
+    free(extra_indices);
+    return 1;
+}
+
 static void decode(void) {
     struct amla_error_detail detail = {.struct_size = sizeof detail};
     struct amla_tensor q, q_rope, kv, k_rope, v, extra_kv;
@@ -189,8 +246,11 @@ static void decode(void) {
     call.cache_seqlens = ints(&call.cache_seqlens_len);
     call.block_table = ints(&call.block_table_len);
     call.max_blocks = word();
+    call.block_table_stride = word();
     call.page_size = word();
     call.pages = word();
+    call.cache_seqlens_stride = word();
+    call.v_offset = word();
     call.window = word();
     call.tail_mask = blob(&bytes);
     call.tail_mask_len = bytes / sizeof *call.tail_mask;
@@ -213,28 +273,48 @@ static void decode(void) {
 
     size_t o_bytes = output.o_len * size_of(output.dtype);
     size_t lse_bytes = output.lse_len * sizeof(float);
-    void *o[2], *lse[2];
-    for (int i = 0; i < 2; i++) {
+    void *o[3], *lse[3], *max_logits[2];
+    for (int i = 0; i < 3; i++) {
         /* What strides step over must stay. */
         memset(o[i] = allocate(o_bytes), 0xa5, o_bytes);
         memset(lse[i] = allocate(lse_bytes), 0xa5, lse_bytes);
+        if (i < 2) memset(max_logits[i] = allocate(lse_bytes), 0xa5, lse_bytes);
     }
     output.o = o[0];
     output.lse = lse[0];
+    output.max_logits = max_logits[0];
+    output.max_logits_len = output.lse_len;
     void *memory = workspace(&call, &workspace_size);
     done(amla_run(&call, memory, workspace_size, &detail), &detail);
-    free(memory);
     output.o = o[1];
     output.lse = lse[1];
+    output.max_logits = max_logits[1];
     run_tasks(&call);
-    check(memcmp(o[0], o[1], o_bytes) == 0 && memcmp(lse[0], lse[1], lse_bytes) == 0,
+    check(memcmp(o[0], o[1], o_bytes) == 0 && memcmp(lse[0], lse[1], lse_bytes) == 0
+              && memcmp(max_logits[0], max_logits[1], lse_bytes) == 0,
           "tasks have other bits than amla_run()");
+    output.o = o[2];
+    output.lse = lse[2];
+    if (run_old(&call, memory, workspace_size))
+        check(memcmp(o[0], o[2], o_bytes) == 0 && memcmp(lse[0], lse[2], lse_bytes) == 0,
+              "structs of version 1 have other bits");
+    /* Nobody needs lse. */
+    memset(o[2], 0xa5, o_bytes);
+    output.lse = NULL;
+    output.lse_len = 0;
+    output.max_logits = NULL;
+    output.max_logits_len = 0;
+    done(amla_run(&call, memory, workspace_size, &detail), &detail);
+    check(memcmp(o[0], o[2], o_bytes) == 0, "O has other bits without lse");
+    free(memory);
     give(o[0], o_bytes);
     give(lse[0], lse_bytes);
+    give(max_logits[0], lse_bytes);
 
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         free(o[i]);
         free(lse[i]);
+        if (i < 2) free(max_logits[i]);
     }
     const struct amla_tensor *tensors[] = {&q, &q_rope, &kv, &k_rope, &v, &extra_kv};
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) drop_tensor(tensors[i]);
@@ -323,6 +403,9 @@ static void merge(void) {
     total.o_len = bytes / sizeof(float);
     total.lse = blob(&bytes);
     total.lse_len = bytes / sizeof(float);
+    total.max_logits = allocate(bytes);
+    memcpy(total.max_logits, total.lse, bytes);
+    total.max_logits_len = total.lse_len;
     for (size_t i = 0; i < count; i++) {
         memset(&parts[i], 0, sizeof parts[i]);
         parts[i].struct_size = sizeof parts[i];
@@ -330,12 +413,16 @@ static void merge(void) {
         parts[i].o_len = bytes / sizeof(float);
         parts[i].lse = blob(&bytes);
         parts[i].lse_len = bytes / sizeof(float);
+        parts[i].max_logits = parts[i].lse;
+        parts[i].max_logits_len = parts[i].lse_len;
     }
     done(amla_merge(b, s_q, h_q, d_v, &total, parts, count, &detail), &detail);
     give(total.o, total.o_len * sizeof(float));
     give(total.lse, total.lse_len * sizeof(float));
+    give(total.max_logits, total.max_logits_len * sizeof(float));
     free(total.o);
     free(total.lse);
+    free(total.max_logits);
     for (size_t i = 0; i < count; i++) {
         drop(parts[i].o);
         drop(parts[i].lse);

@@ -5,8 +5,8 @@ use std::fs;
 use std::path::Path;
 
 use amla::{
-    Data, Elements, EmptyLse, Extra, Indices, Lse, LseBase, Options, Output, Part, Precision,
-    Problem, Rescale, Sparse, Tensor, decode, format, merge,
+    Data, Elements, EmptyLse, Extra, IndexList, Indices, Lse, LseBase, Options, Output, Part,
+    Precision, Problem, Rescale, Sparse, Tensor, decode, format, merge,
 };
 use half::{bf16, f16};
 
@@ -123,7 +123,17 @@ impl Cases {
         self.word(1);
         self.sizes(indices.strides);
         self.size(indices.topk);
-        self.ints(Some(indices.indices));
+        self.sizes(indices.topk_length_strides);
+        match indices.indices {
+            IndexList::I32(list) => {
+                self.word(32);
+                self.ints(Some(list));
+            }
+            IndexList::I64(list) => {
+                self.word(64);
+                self.blob(Some(&bytes_of(list, i64::to_le_bytes)));
+            }
+        }
         self.ints(indices.topk_length);
     }
 
@@ -135,7 +145,7 @@ impl Cases {
         ));
         let s = problem.shape;
         self.word(0);
-        self.word(problem.causal.into());
+        self.word(u64::from(problem.causal) + 2);
         self.sizes([s.b, s.s_q, s.s_k, s.h_q, s.h_kv, s.d_qk, s.d_v]);
         self.word(problem.softmax_scale.to_bits().into());
         self.word((options.rescale == Rescale::Compensated).into());
@@ -154,8 +164,9 @@ impl Cases {
         self.sizes(
             problem
                 .pages
-                .map_or([0; 3], |p| [p.max_blocks, p.page_size, p.pages]),
+                .map_or([0; 4], |p| [p.max_blocks, p.stride, p.page_size, p.pages]),
         );
+        self.sizes([problem.cache_seqlens_stride, problem.v_offset]);
         self.size(problem.window.unwrap_or(0));
         let mask = problem
             .tail_mask
@@ -190,6 +201,7 @@ impl Cases {
 
         let filled = f32::from_le_bytes([0xa5; 4]);
         let (mut o, mut lse) = (vec![filled; o_len], vec![filled; lse_len]);
+        let mut max_logits = lse.clone();
         let mut o16 = vec![bf16::from_le_bytes([0xa5; 2]); o_len];
         let mut f16s = vec![f16::from_le_bytes([0xa5; 2]); o_len];
         let elements = match target.dtype {
@@ -202,7 +214,7 @@ impl Cases {
             o_strides,
             lse: Some(&mut lse),
             lse_strides,
-            max_logits: None,
+            max_logits: Some(&mut max_logits),
             lse_format: target.lse,
         };
         decode(problem, options, &mut workspace(), output).unwrap();
@@ -212,6 +224,7 @@ impl Cases {
             _ => floats(&o),
         });
         self.want.extend(floats(&lse));
+        self.want.extend(floats(&max_logits));
     }
 
     /// A dense call in one line, which suite.c compares with the full call: the default backend is its process's.
@@ -259,21 +272,25 @@ impl Cases {
             self.blob(Some(&floats(lse)));
         }
         let (mut o, mut total) = results[0].clone();
+        // The logarithms stand for the largest scores, too.
+        let mut max_logits = total.clone();
         let parts: Vec<_> = results[1..]
             .iter()
             .map(|(o, lse)| Part {
                 o,
                 lse,
-                max_logits: None,
+                max_logits: Some(lse),
             })
             .collect();
         let output = Output {
             lse_format: lse,
+            max_logits: Some(&mut max_logits),
             ..Output::dense(shape, Elements::F32(&mut o), &mut total)
         };
         merge(&shape, output, &parts).unwrap();
         self.want.extend(floats(&o));
         self.want.extend(floats(&total));
+        self.want.extend(floats(&max_logits));
     }
 
     /// Has suite.c compute them, in a folder of its own.
@@ -304,10 +321,11 @@ impl Cases {
 pub fn sparse<'a>(problem: &Problem<'a>, indices: &'a [i32], counts: &'a [i32]) -> Problem<'a> {
     let s = problem.shape;
     let indices = Indices {
-        indices,
-        strides: [indices.len() / s.b, indices.len() / s.b / s.s_q],
+        indices: IndexList::I32(indices),
+        strides: [indices.len() / s.b, indices.len() / s.b / s.s_q, 0],
         topk: indices.len() / s.b / s.s_q,
         topk_length: Some(counts),
+        topk_length_strides: [1, 0],
     };
     Problem {
         sparse: Some(Sparse {
