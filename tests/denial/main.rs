@@ -14,4 +14,5 @@ mod caller;
 mod lists;
 mod options;
 mod outputs;
+mod strides;
 mod tensors;
