@@ -48,6 +48,7 @@ fn all(criterion: &mut Criterion) {
                 backend,
                 rescale,
                 precision,
+                ..Options::default()
             });
             let name = |what: &str| format!("softmax/{rescale:?}/{precision:?}/{what}");
             stage(&mut group, &name("stays"), &mut s, |s| {

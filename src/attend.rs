@@ -42,7 +42,7 @@
 //! 6. S^T and O are computed with query rows across S's vectors and value columns
 //!    across O's, so that no vector is ever reduced horizontally.
 //! 7. Blocks have 192 keys, not 512, so that a block fits the three K/V buffers.
-//! 8. A strip whose V holds an infinity or a NaN takes a scalar path that skips
+//! 8. Where a row doesn't see a key of a block, a strip whose V holds an infinity or a NaN takes a scalar path that skips
 //!    the keys a row doesn't see; the fast path may then multiply hidden keys by
 //!    zero.
 //! 9. C2 takes all panels of a block at once, so that V is packed once, strip by strip, in L1d.
@@ -55,13 +55,15 @@ use crate::group::{Group, Partial};
 use crate::kernel::{
     Backend, C2, Columns, Kernel, Pv, Qk, Rows, Skipped, Softmax, Stages, V1, row_tile,
 };
-use crate::problem::{Precision, Rescale};
+use crate::problem::{Inputs, Precision, Rescale};
 use crate::schedule::{Cycle, cycles};
 use crate::slots::{Slots, apart};
 use crate::source::{
-    Convert, Sources, convert_keys, convert_values, each_fused_block, pack_queries,
+    Convert, Layout, Sources, convert_keys, convert_values, each_fused_block, pack_queries,
 };
-use crate::tile::{BLOCK_KEYS, ORow, PANEL_ROWS, RowState, RowTile, STRIP, Tiles};
+use crate::tile::{
+    BLOCK_KEYS, ORow, P_TILES, PANEL_ROWS, RowState, RowTile, STRIP, Tiles, padded_d_qk, strips,
+};
 
 /// How to compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,6 +74,16 @@ pub struct Options {
     pub rescale: Rescale,
     /// How P enters the second matrix product.
     pub precision: Precision,
+    /// Whether inputs may be rounded to BF16.
+    pub inputs: Inputs,
+}
+
+impl Options {
+    /// The backend whose kernels take a group.
+    pub(crate) fn backend_of(&self, group: &Group<'_>) -> Backend {
+        let exact = self.inputs == Inputs::AsGiven && group.problem.needs_fp32();
+        self.backend.of_call(group.planned_rows, exact)
+    }
 }
 
 /// One call of the kernel.
@@ -95,26 +107,32 @@ pub struct Task<'a> {
 }
 
 /// The paper's Algorithm 2 of a task.
-pub fn attend<K: Kernel>(kernel: K, mut task: Task<'_>) {
-    let group = task.group;
+pub fn attend<K: Kernel>(kernel: K, task: Task<'_>) {
+    let layout = Layout::of::<K>(task.group.problem);
+    let group = &Group {
+        block_keys: layout.block_keys(),
+        ..task.group.clone()
+    };
+    let mut task = Task { group, ..task };
     // Without a fused kernel the compiler leaves its loop out.
     let fused = K::FUSED_ROWS > 0
         && group.planned_rows <= K::FUSED_ROWS
         && row_tile(&mut task.tiles.q[1..]).is_some();
     if !task.packed {
-        pack_queries(kernel, group, fused, task.kv, &mut task.tiles.q);
+        pack_queries(kernel, group, &layout, fused, task.kv, &mut task.tiles.q);
     }
     task.tiles.ub[..group.panels()].fill(RowState::START);
     if fused {
-        run_fused(kernel, &mut task);
+        run_fused(kernel, layout, &mut task);
     } else if group.blocks() > 0 {
-        run_cycles(kernel, &mut task);
+        run_cycles(kernel, layout, &mut task);
     } else {
         task.partial.o.fill([0.0; STRIP]);
     }
     for panel in 0..group.panels() {
         kernel.permute(
             fused,
+            layout.v,
             panel_o(group, panel, task.partial.o),
             Columns::Natural,
         );
@@ -140,22 +158,24 @@ pub fn attend<K: Kernel>(kernel: K, mut task: Task<'_>) {
 
 /// The strips of a panel's O.
 fn panel_o<'o>(group: &Group<'_>, panel: usize, o: &'o mut [ORow]) -> &'o mut [ORow] {
-    let strips = group.problem.shape.d_v / STRIP;
+    let strips = strips(group.problem.shape.d_v);
     &mut o[panel * strips * PANEL_ROWS..][..strips * group.strip_rows(panel)]
 }
 
 /// All blocks and panels, cycle by cycle. Not inlined: fused groups need nothing of its frame.
 #[inline(never)]
-fn run_cycles<K: Kernel>(kernel: K, task: &mut Task<'_>) {
+fn run_cycles<K: Kernel>(kernel: K, layout: Layout, task: &mut Task<'_>) {
     let (group, options) = (task.group, task.options);
     let shape = &group.problem.shape;
-    let mut sources = Sources::of(group);
+    let mut sources = Sources::of(group, layout);
     let panels = group.panels();
-    let in_place = sources.in_place();
+    let in_place = layout.in_place();
     // The K/V buffers hold one block.
     let preload = if in_place { K::PRELOAD } else { 0 };
     let of = Slots { panels, preload };
     let mut mask = [0; BLOCK_KEYS];
+    // Whether some row doesn't see some key, for each P.
+    let mut masked = [false; P_TILES];
     for cycle in cycles(group.blocks() * panels, preload).flat_map(|cycle| apart(cycle, in_place)) {
         // C2 waits for the block's last panel.
         let c2 = cycle.c2.filter(|i| i % panels + 1 == panels);
@@ -173,20 +193,25 @@ fn run_cycles<K: Kernel>(kernel: K, task: &mut Task<'_>) {
             c1: cycle.c1.map(|i| Qk {
                 panel: i % panels,
                 rows: group.panel_rows(i % panels),
-                d_qk: shape.d_qk,
+                queries: layout.q,
+                d_qk: padded_d_qk(shape.d_qk),
                 keys: sources.keys(task.kv, &mut keys),
                 prefetch: sources.prefetched(0),
                 s: of.s(i),
             }),
-            v1: cycle.v1.map(|i| V1 {
-                panel: i % panels,
-                s: of.s(i),
-                p: of.p(i),
-                call: Softmax {
-                    mask: group.mask(i % panels, &group.block(i / panels), &mut mask),
-                    prefetch: sources.prefetched(1),
-                    ..softmax(group, options, i % panels, &group.block(i / panels))
-                },
+            v1: cycle.v1.map(|i| {
+                let mask = group.mask(i % panels, &group.block(i / panels), &mut mask);
+                masked[of.p(i)] = mask.is_some();
+                V1 {
+                    panel: i % panels,
+                    s: of.s(i),
+                    p: of.p(i),
+                    call: Softmax {
+                        mask,
+                        prefetch: sources.prefetched(1),
+                        ..softmax(group, options, i % panels, &group.block(i / panels))
+                    },
+                }
             }),
             c2: c2.map(|i| C2 {
                 p: &p[..panels],
@@ -194,9 +219,10 @@ fn run_cycles<K: Kernel>(kernel: K, task: &mut Task<'_>) {
                     rows: group.rows.len(),
                     planned_rows: group.planned_rows,
                     keys: group.block(i / panels).len(),
-                    strips: shape.d_v / STRIP,
+                    strips: strips(shape.d_v),
                     values: sources.values(preload == 0, task.kv, &mut values),
                     precision: options.precision,
+                    skips: p[..panels].iter().any(|&p| masked[p]),
                     first: i / panels == 0,
                     prefetch: sources.prefetched(2),
                 },
@@ -217,6 +243,7 @@ fn run_cycles<K: Kernel>(kernel: K, task: &mut Task<'_>) {
                 p: &task.tiles.l0a[p],
                 first: block == 0,
                 fused: false,
+                values: layout.v,
                 skipped,
             };
             let o = panel_o(group, panel, task.partial.o);
@@ -245,7 +272,7 @@ fn softmax<'a>(
 }
 
 /// All stages of few rows in one pass over each block.
-fn run_fused<K: Kernel>(kernel: K, task: &mut Task<'_>) {
+fn run_fused<K: Kernel>(kernel: K, layout: Layout, task: &mut Task<'_>) {
     let (group, options) = (task.group, task.options);
     let Tiles {
         q: [q, others @ ..],
@@ -262,10 +289,11 @@ fn run_fused<K: Kernel>(kernel: K, task: &mut Task<'_>) {
     let mut mask = [0; BLOCK_KEYS];
     let memory = [&mut *task.kv, v_rows];
     let convert: [Convert<'_>; 2] = [
-        &|keys, to| convert_keys(kernel, group, keys, to),
-        &|keys, to| convert_values(kernel, group, keys, to),
+        &|keys, to| convert_keys(kernel, group, layout.k, keys, to),
+        &|keys, to| convert_values(kernel, group, layout.v, keys, to),
     ];
-    each_fused_block(group, q, memory, convert, &mut |block, rows| {
+    let q = core::slice::from_ref(q);
+    each_fused_block(group, &layout, q, memory, convert, &mut |block, rows| {
         let call = Softmax {
             mask: group.mask(0, &block, &mut mask),
             ..softmax(group, options, 0, &block)
@@ -289,6 +317,7 @@ fn run_fused<K: Kernel>(kernel: K, task: &mut Task<'_>) {
                 p,
                 first: false,
                 fused: true,
+                values: layout.v,
                 skipped: end.skipped,
             };
             fallback.run(kernel, call.rows, o);

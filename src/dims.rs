@@ -3,16 +3,25 @@
 use crate::attend::{Task, attend};
 use crate::error::Error;
 use crate::kernel::{Kernel, Visitor};
+use crate::tile::{MAX_D_QK, MAX_D_V};
 
-/// The `(d_qk, d_v)` that there are.
+/// `(d_qk, d_v)` of models. Every multiple of [`MULTIPLE`] will do, up to the largest of these; what isn't a multiple of 32 (keys) and 64
+/// (values) is copied and padded with zeros.
 pub const SUPPORTED_DIMS: &[(usize, usize)] = &[
-    (576, 512),
+    (MAX_D_QK, MAX_D_V),
     (512, 512),
     (320, 256),
+    (288, 256),
+    (256, 256),
     (192, 128),
+    (160, 128),
     (128, 128),
+    (96, 64),
     (64, 64),
 ];
+
+/// What either width is a multiple of.
+pub const MULTIPLE: usize = 8;
 
 impl Visitor for Task<'_> {
     type Output = ();
@@ -23,15 +32,17 @@ impl Visitor for Task<'_> {
 }
 
 /// # Errors
-/// [`Error::UnsupportedDims`] if no kernel is instantiated for these widths.
+/// [`Error::UnsupportedDims`] if kernels can't have these widths.
 pub fn check_dims(d_qk: usize, d_v: usize) -> Result<(), Error> {
-    if SUPPORTED_DIMS.contains(&(d_qk, d_v)) {
+    let fits = |width: usize, max| width > 0 && width <= max && width.is_multiple_of(MULTIPLE);
+    if fits(d_qk, MAX_D_QK) && fits(d_v, MAX_D_V) {
         Ok(())
     } else {
         Err(Error::UnsupportedDims {
             d_qk,
             d_v,
-            supported: SUPPORTED_DIMS,
+            multiple: MULTIPLE,
+            max: (MAX_D_QK, MAX_D_V),
         })
     }
 }

@@ -5,7 +5,7 @@ use crate::bits::{Increment, NAN, add_increment_f32, difference, one_nan};
 use crate::group::{Group, Partial};
 use crate::kernel::{Backend, Epilogue, Kernel, Visitor};
 use crate::problem::{Elements, Lse, LseBase, Output, Rescale};
-use crate::tile::{PANEL_ROWS, RowState, STRIP};
+use crate::tile::{PANEL_ROWS, RowState, STRIP, strips};
 
 /// Brings a task's O and sums into the form of [`Partial`], adds the result over earlier keys, and stores
 /// rows that have no later ones.
@@ -184,15 +184,25 @@ impl Visitor for PanelEnd<'_, '_> {
             None => PANEL_ROWS,
         };
         let strip_rows = self.group.strip_rows(self.panel);
-        let strips = self.group.problem.shape.d_v / STRIP;
+        let d_v = self.group.problem.shape.d_v;
         for first in (0..len).step_by(at_once) {
             call.rows = first..len.min(first + at_once);
-            for (i, o) in self.part.o.chunks_mut(strip_rows).take(strips).enumerate() {
+            for (i, o) in self
+                .part
+                .o
+                .chunks_mut(strip_rows)
+                .take(strips(d_v))
+                .enumerate()
+            {
                 let earlier = self.earlier.map(|earlier| &earlier.o[i * strip_rows..]);
                 match &mut write {
                     Some((write, rows)) => {
                         let at = |r: usize| rows.start[r] - write.from + i * STRIP;
-                        kernel.epilogue(&call, earlier, o, |r, row| write.o.write(at(r), row));
+                        // The last strip may have columns beyond the width.
+                        let width = STRIP.min(d_v - i * STRIP);
+                        kernel.epilogue(&call, earlier, o, |r, row| {
+                            write.o.write(at(r), &row[..width]);
+                        });
                     }
                     None => kernel.epilogue(&call, earlier, o, |_, _| {}),
                 }

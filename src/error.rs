@@ -150,14 +150,16 @@ impl Argument {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Error {
-    /// No kernel is instantiated for this pair of widths.
+    /// Kernels can't have this pair of widths.
     UnsupportedDims {
         /// Width of a query.
         d_qk: usize,
         /// Width of a value.
         d_v: usize,
-        /// The pairs there are.
-        supported: &'static [(usize, usize)],
+        /// What either is a multiple of.
+        multiple: usize,
+        /// The largest of each.
+        max: (usize, usize),
     },
     /// A count is out of its range.
     OutOfRange {
@@ -328,15 +330,12 @@ impl fmt::Display for Error {
             Self::UnsupportedDims {
                 d_qk,
                 d_v,
-                supported,
-            } => {
-                write!(f, "(d_qk, d_v) = ({d_qk}, {d_v}) is not one of ")?;
-                for (i, (qk, v)) in supported.iter().enumerate() {
-                    let comma = if i == 0 { "" } else { ", " };
-                    write!(f, "{comma}({qk}, {v})")?;
-                }
-                Ok(())
-            }
+                multiple,
+                max: (max_qk, max_v),
+            } => write!(
+                f,
+                "(d_qk, d_v) = ({d_qk}, {d_v}) is not a pair of multiples of {multiple} up to ({max_qk}, {max_v})"
+            ),
             Self::OutOfRange {
                 argument,
                 value,

@@ -6,6 +6,7 @@ use core::ops::Range;
 use half::bf16;
 
 use crate::bits::{Increment, add_increment_f32, bf16_to_f32};
+use crate::format::{Dtype, Row};
 use crate::group::Group;
 use crate::kernel::{Columns, Kernel, Mask, Skipped, Strips};
 use crate::problem::Precision;
@@ -29,11 +30,27 @@ pub struct Fallback<'a> {
     pub first: bool,
     /// Whether the fused kernel ran, which has moved O.
     pub fused: bool,
+    /// How the kernel reads values.
+    pub values: Dtype,
     /// The strips.
     pub skipped: Skipped,
 }
 
 impl Fallback<'_> {
+    /// A value as the kernel multiplies it.
+    fn convert<K: Kernel>(&self, kernel: K, row: &Row<'_>, out: &mut [f32]) {
+        if self.values != Dtype::Bf16 {
+            kernel.convert_fp32(row, out);
+            return;
+        }
+        let mut value = [bf16::ZERO; MAX_D_V];
+        let value = &mut value[..out.len()];
+        kernel.convert(row, value);
+        for (out, x) in out.iter_mut().zip(value) {
+            *out = bf16_to_f32(x.to_bits());
+        }
+    }
+
     /// Computes them: `o` has strips of `strip_rows` rows.
     #[cold]
     pub fn run<K: Kernel>(&self, kernel: K, strip_rows: usize, o: &mut [ORow]) {
@@ -55,15 +72,16 @@ impl Fallback<'_> {
                 }
             }
         }
-        kernel.permute(self.fused, o, Columns::Natural);
-        let mut value = [bf16::ZERO; MAX_D_V];
+        kernel.permute(self.fused, self.values, o, Columns::Natural);
+        let d_v = self.group.problem.shape.d_v;
+        let mut value = [0.0; MAX_D_V];
         let value = &mut value[..strips * STRIP];
         for (k, row) in self.group.values(self.keys.clone()).enumerate() {
             let strips = match k {
                 ..Skipped::TAIL => skipped.all,
                 _ => skipped.all | skipped.tail,
             };
-            kernel.convert(&row, value);
+            self.convert(kernel, &row, &mut value[..d_v]);
             let values = value.as_chunks::<STRIP>().0;
             let sees = |&r: &usize| self.mask.is_none_or(|mask| mask[k] >> r & 1 == 1);
             for r in (0..self.rows).filter(sees) {
@@ -75,13 +93,13 @@ impl Fallback<'_> {
                 }
             }
         }
-        kernel.permute(self.fused, o, Columns::Own);
+        kernel.permute(self.fused, self.values, o, Columns::Own);
     }
 }
 
 /// `o += p * value`.
-fn axpy(p: f32, value: &[bf16], o: &mut [f32; STRIP]) {
+fn axpy(p: f32, value: &[f32; STRIP], o: &mut [f32; STRIP]) {
     for (o, v) in o.iter_mut().zip(value) {
-        *o += p * bf16_to_f32(v.to_bits());
+        *o += p * v;
     }
 }

@@ -6,10 +6,15 @@
 //! | FP8 (FlashMLA's "V32") | 512 e4m3, 4 FP32 scales, 64 BF16: 656 bytes | one for 128 columns |
 //! | FP8 (FlashMLA's "MODEL1") | 448 e4m3, 64 BF16: 576 bytes | 7 e8m0 and an unused byte, separate |
 //! | INT8 | the numbers | one FP32 for a row, separate |
+//! | FP32 | the numbers | none |
+//! | Q8_0 (ggml's) | 32 INT8 after 32 | one FP16 for 32 columns, before them |
+//! | Q4_0 (ggml's) | 32 of 4 bits after 32 | the same |
 //!
-//! The kernel takes rows as BF16. It rounds FP16, and products of quantised numbers with their scales,
-//! to nearest even, block by block.
+//! Rows of FP8 and INT8 are BF16 rows stored in less: a product of a number with its scale is rounded to nearest even, as FlashMLA
+//! does it. FP16, FP32 and ggml's blocks are taken as they are, in FP32, unless a call has inputs rounded to BF16
+//! ([`Precision`](crate::Precision)).
 
+use bytemuck::Pod;
 use half::{bf16, f16};
 
 use crate::bits::{bf16_round, bf16_to_f32};
@@ -24,6 +29,12 @@ pub enum Data<'a> {
     Bf16(&'a [bf16]),
     /// FP16.
     F16(&'a [f16]),
+    /// FP32.
+    F32(&'a [f32]),
+    /// Blocks of 32 numbers, for rows of whole blocks. Strides count blocks.
+    Q8_0(&'a [Q8_0]),
+    /// The same.
+    Q4_0(&'a [Q4_0]),
     /// Rows of [`FP8_ROW`] bytes, for a cache of width 576: [`encode_fp8`].
     Fp8(&'a [u8]),
     /// Rows of [`MODEL1_ROW`] bytes, for a cache of width 512: [`encode_model1`].
@@ -44,6 +55,35 @@ pub enum Data<'a> {
         /// Strides of `scales`, as those of the tensor.
         strides: [usize; 3],
     },
+}
+
+/// Numbers of a block of ggml's.
+pub const BLOCK: usize = 32;
+
+/// ggml's `block_q8_0`: each number is `d` times an integer.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[repr(C)]
+pub struct Q8_0 {
+    /// The scale.
+    pub d: f16,
+    /// The integers.
+    pub qs: [i8; BLOCK],
+}
+
+/// ggml's `block_q4_0`: each number is `d` times an integer from -8 to 7.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[repr(C)]
+pub struct Q4_0 {
+    /// The scale.
+    pub d: f16,
+    /// The integers plus 8: the first 16 in the low halves, the others in the high ones.
+    pub qs: [u8; BLOCK / 2],
+}
+
+impl<'a> From<&'a [f32]> for Data<'a> {
+    fn from(data: &'a [f32]) -> Self {
+        Self::F32(data)
+    }
 }
 
 impl<'a> From<&'a [bf16]> for Data<'a> {
@@ -78,6 +118,9 @@ const E4M3_MAX: f32 = 448.0;
 pub(crate) enum Row<'a> {
     Bf16(&'a [bf16]),
     F16(&'a [f16]),
+    F32(&'a [f32]),
+    Q8_0(&'a [Q8_0]),
+    Q4_0(&'a [Q4_0]),
     /// Columns of e4m3 with their scales, then BF16 ones, little-endian.
     Fp8 {
         values: &'a [u8],
@@ -114,11 +157,14 @@ impl<'a> Row<'a> {
         }
     }
 
-    /// The row from a column on, which is 0 for a row with FP8 ones.
+    /// The row from a column on, which is 0 for a row with FP8 ones, and a multiple of [`BLOCK`] for one of blocks.
     pub(crate) fn columns_from(self, column: usize) -> Self {
         match self {
             Self::Bf16(row) => Self::Bf16(&row[column..]),
             Self::F16(row) => Self::F16(&row[column..]),
+            Self::F32(row) => Self::F32(&row[column..]),
+            Self::Q8_0(row) => Self::Q8_0(&row[column / BLOCK..]),
+            Self::Q4_0(row) => Self::Q4_0(&row[column / BLOCK..]),
             Self::Int8 { values, scale } => Self::Int8 {
                 values: &values[column..],
                 scale,
@@ -127,10 +173,26 @@ impl<'a> Row<'a> {
         }
     }
 
-    /// The row itself, where it is stored as BF16.
-    pub(crate) const fn as_bf16(&self) -> &'a [bf16] {
+    /// How its numbers are stored, if kernels can read them in place.
+    pub(crate) const fn dtype(&self) -> Option<Dtype> {
+        match self {
+            Self::Bf16(_) => Some(Dtype::Bf16),
+            Self::F16(_) => Some(Dtype::F16),
+            Self::F32(_) => Some(Dtype::F32),
+            Self::Q8_0(_) => Some(Dtype::Q8_0),
+            Self::Q4_0(_) => Some(Dtype::Q4_0),
+            _ => None,
+        }
+    }
+
+    /// The row's memory in words of 16 bits, where kernels can read it in place.
+    pub(crate) fn words(&self) -> &'a [bf16] {
         match *self {
             Self::Bf16(row) => row,
+            Self::F16(row) => bytemuck::cast_slice(row),
+            Self::F32(row) => bytemuck::cast_slice(row),
+            Self::Q8_0(row) => bytemuck::cast_slice(row),
+            Self::Q4_0(row) => bytemuck::cast_slice(row),
             _ => &[],
         }
     }
@@ -144,15 +206,56 @@ pub(crate) enum Scales<'a> {
     E8m0(&'a [u8]),
 }
 
+/// How rows are stored that kernels can read in place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dtype {
+    Bf16,
+    F16,
+    F32,
+    Q8_0,
+    Q4_0,
+}
+
+impl Dtype {
+    /// Words of 16 bits that a row of `width` numbers takes.
+    pub(crate) const fn words(self, width: usize) -> usize {
+        match self {
+            Self::Bf16 | Self::F16 => width,
+            Self::F32 => 2 * width,
+            Self::Q8_0 => width.div_ceil(BLOCK) * (size_of::<Q8_0>() / 2),
+            Self::Q4_0 => width.div_ceil(BLOCK) * (size_of::<Q4_0>() / 2),
+        }
+    }
+}
+
 impl Data<'_> {
-    /// Whether rows can be used in place.
-    pub(crate) const fn is_bf16(&self) -> bool {
-        matches!(self, Self::Bf16(_))
+    /// How rows are stored, if kernels can read them in place.
+    pub(crate) const fn dtype(&self) -> Option<Dtype> {
+        match self {
+            Self::Bf16(_) => Some(Dtype::Bf16),
+            Self::F16(_) => Some(Dtype::F16),
+            Self::F32(_) => Some(Dtype::F32),
+            Self::Q8_0(_) => Some(Dtype::Q8_0),
+            Self::Q4_0(_) => Some(Dtype::Q4_0),
+            _ => None,
+        }
     }
 
-    /// Whether a row can be read from another column than its first on.
-    pub(crate) const fn has_columns(&self) -> bool {
-        !matches!(self, Self::Fp8(_) | Self::Model1 { .. })
+    /// Whether rows are BF16, perhaps stored in less.
+    pub(crate) const fn is_bf16(&self) -> bool {
+        !matches!(
+            self,
+            Self::F16(_) | Self::F32(_) | Self::Q8_0(_) | Self::Q4_0(_)
+        )
+    }
+
+    /// Whether a row can be read from this column on.
+    pub(crate) const fn has_column(&self, column: usize) -> bool {
+        match self {
+            Self::Fp8(_) | Self::Model1 { .. } => column == 0,
+            Self::Q8_0(_) | Self::Q4_0(_) => column.is_multiple_of(BLOCK),
+            _ => true,
+        }
     }
 
     /// Number of elements, in the units of strides.
@@ -161,6 +264,9 @@ impl Data<'_> {
         match self {
             Self::Bf16(data) => data.len(),
             Self::F16(data) => data.len(),
+            Self::F32(data) => data.len(),
+            Self::Q8_0(blocks) => blocks.len(),
+            Self::Q4_0(blocks) => blocks.len(),
             Self::Fp8(bytes) | Self::Model1 { bytes, .. } => bytes.len(),
             Self::Int8 { values, .. } => values.len(),
         }
@@ -176,14 +282,28 @@ impl Data<'_> {
 }
 
 impl<'a> Data<'a> {
+    /// The memory in words of 16 bits, and how many there are in a unit of strides, if kernels can read rows in place.
+    pub(crate) fn words(&self) -> Option<(&'a [bf16], usize)> {
+        let words: &[bf16] = match *self {
+            Self::Bf16(data) => data,
+            Self::F16(data) => bytemuck::cast_slice(data),
+            Self::F32(data) => bytemuck::cast_slice(data),
+            Self::Q8_0(blocks) => bytemuck::cast_slice(blocks),
+            Self::Q4_0(blocks) => bytemuck::cast_slice(blocks),
+            _ => return None,
+        };
+        Some((words, words.len() / self.len().max(1)))
+    }
+
     /// Elements that a row of `width` columns takes; `None` if the format has no rows
     /// of that width.
     pub(crate) const fn row_len(&self, width: usize) -> Option<usize> {
         match self {
-            Self::Bf16(_) | Self::F16(_) | Self::Int8 { .. } => Some(width),
+            Self::Bf16(_) | Self::F16(_) | Self::F32(_) | Self::Int8 { .. } => Some(width),
+            Self::Q8_0(_) | Self::Q4_0(_) if width.is_multiple_of(BLOCK) => Some(width / BLOCK),
             Self::Fp8(_) if width == FP8_COLUMNS + ROPE => Some(FP8_ROW),
             Self::Model1 { .. } if width == MODEL1_COLUMNS + ROPE => Some(MODEL1_ROW),
-            Self::Fp8(_) | Self::Model1 { .. } => None,
+            Self::Q8_0(_) | Self::Q4_0(_) | Self::Fp8(_) | Self::Model1 { .. } => None,
         }
     }
 
@@ -195,6 +315,9 @@ impl<'a> Data<'a> {
         match *self {
             Self::Bf16(data) => Row::Bf16(&data[start..start + width]),
             Self::F16(data) => Row::F16(&data[start..start + width]),
+            Self::F32(data) => Row::F32(&data[start..start + width]),
+            Self::Q8_0(blocks) => Row::Q8_0(&blocks[start..start + width.div_ceil(BLOCK)]),
+            Self::Q4_0(blocks) => Row::Q4_0(&blocks[start..start + width.div_ceil(BLOCK)]),
             Self::Fp8(bytes) => {
                 let (values, rest) = bytes[start..start + FP8_ROW].split_at(FP8_COLUMNS);
                 let (scales, rope) = rest.split_at(4 * FP8_SCALES);
@@ -229,14 +352,84 @@ impl<'a> Data<'a> {
     }
 }
 
-/// Writes the first columns of `row` to `out`, rounded to BF16.
+/// Numbers that rows are converted to.
+pub(crate) trait Number: Pod {
+    /// Exact, or rounded to nearest even.
+    fn of(x: f32) -> Self;
+    /// Exact.
+    fn of_bf16(x: bf16) -> Self;
+    /// Exact.
+    fn get(self) -> f32;
+}
+
+impl Number for bf16 {
+    #[inline(always)]
+    fn of(x: f32) -> Self {
+        round(x)
+    }
+
+    #[inline(always)]
+    fn of_bf16(x: bf16) -> Self {
+        x
+    }
+
+    #[inline(always)]
+    fn get(self) -> f32 {
+        bf16_to_f32(self.to_bits())
+    }
+}
+
+impl Number for f32 {
+    #[inline(always)]
+    fn of(x: f32) -> Self {
+        x
+    }
+
+    #[inline(always)]
+    fn of_bf16(x: bf16) -> Self {
+        x.get()
+    }
+
+    #[inline(always)]
+    fn get(self) -> f32 {
+        self
+    }
+}
+
+/// Writes the first columns of `row` to `out`.
 #[inline(always)]
-pub(crate) fn convert(row: &Row<'_>, out: &mut [bf16]) {
+pub(crate) fn convert<N: Number>(row: &Row<'_>, out: &mut [N]) {
     match *row {
-        Row::Bf16(row) => out.copy_from_slice(&row[..out.len()]),
+        Row::Bf16(row) => {
+            for (out, x) in out.iter_mut().zip(row) {
+                *out = N::of_bf16(*x);
+            }
+        }
         Row::F16(row) => {
             for (out, x) in out.iter_mut().zip(row) {
-                *out = round(f16_to_f32(x.to_bits()));
+                *out = N::of(f16_to_f32(x.to_bits()));
+            }
+        }
+        Row::F32(row) => {
+            for (out, x) in out.iter_mut().zip(row) {
+                *out = N::of(*x);
+            }
+        }
+        Row::Q8_0(blocks) => {
+            for (out, block) in out.chunks_mut(BLOCK).zip(blocks) {
+                let d = f16_to_f32(block.d.to_bits());
+                for (out, &q) in out.iter_mut().zip(&block.qs) {
+                    *out = N::of(f32::from(q) * d);
+                }
+            }
+        }
+        Row::Q4_0(blocks) => {
+            for (out, block) in out.chunks_mut(BLOCK).zip(blocks) {
+                let d = f16_to_f32(block.d.to_bits());
+                for (i, out) in out.iter_mut().enumerate() {
+                    let q = block.qs[i % 16] >> (i / 16 * 4) & 15;
+                    *out = N::of((f32::from(q) - 8.0) * d);
+                }
             }
         }
         Row::Fp8 {
@@ -248,31 +441,35 @@ pub(crate) fn convert(row: &Row<'_>, out: &mut [bf16]) {
             match scales {
                 Scales::F32(scales) => {
                     let scale = |i| f32::from_le_bytes(scales.as_chunks().0[i]);
-                    dequantize::<128>(values, scale, columns);
+                    dequantize::<128, _>(values, scale, columns);
                 }
                 Scales::E8m0(scales) => {
-                    dequantize::<64>(values, |i| e8m0_to_f32(scales[i]), columns);
+                    dequantize::<64, _>(values, |i| e8m0_to_f32(scales[i]), columns);
                 }
             }
             for (out, x) in tail.iter_mut().zip(rope.as_chunks().0) {
-                *out = bf16::from_le_bytes(*x);
+                *out = N::of_bf16(bf16::from_le_bytes(*x));
             }
         }
         Row::Int8 { values, scale } => {
             for (out, &x) in out.iter_mut().zip(values) {
-                *out = round(f32::from(x) * scale);
+                *out = N::of_bf16(round(f32::from(x) * scale));
             }
         }
     }
 }
 
 #[inline(always)]
-fn dequantize<const TILE: usize>(values: &[u8], scale: impl Fn(usize) -> f32, out: &mut [bf16]) {
+fn dequantize<const TILE: usize, N: Number>(
+    values: &[u8],
+    scale: impl Fn(usize) -> f32,
+    out: &mut [N],
+) {
     let tiles = values.chunks(TILE).zip(out.chunks_mut(TILE));
     for (i, (values, out)) in tiles.enumerate() {
         let scale = scale(i);
         for (out, &x) in out.iter_mut().zip(values) {
-            *out = round(e4m3_to_f32(x) * scale);
+            *out = N::of_bf16(round(e4m3_to_f32(x) * scale));
         }
     }
 }
@@ -295,7 +492,7 @@ pub(crate) fn e4m3_to_f32(x: u8) -> f32 {
 
 /// FP16, exactly.
 #[inline(always)]
-fn f16_to_f32(x: u16) -> f32 {
+pub(crate) fn f16_to_f32(x: u16) -> f32 {
     let magnitude = u32::from(x & 0x7fff);
     let number = f32::from_bits(magnitude << 13) * f32::from_bits((127 + 112) << 23);
     // Infinity and NaN have the same mantissa in FP32.

@@ -5,7 +5,7 @@ use core::ops::Range;
 use crate::format::Row;
 use crate::kernel::{Mask, strip_rows};
 use crate::problem::Problem;
-use crate::tile::{BLOCK_KEYS, ORow, PANEL_ROWS};
+use crate::tile::{ORow, PANEL_ROWS, STRIP, strips};
 
 /// The rows of one request and KV head that a task holds, and the keys it attends
 /// them to.
@@ -28,6 +28,8 @@ pub struct Group<'a> {
     /// Rows of the group as it was planned, of which `rows` may be some panels: bits may depend on
     /// this number, but not on which thread computes which panels.
     pub planned_rows: usize,
+    /// Keys of a block.
+    pub block_keys: usize,
 }
 
 impl<'a> Group<'a> {
@@ -67,13 +69,13 @@ impl<'a> Group<'a> {
 
     /// Blocks the keys fill.
     pub fn blocks(&self) -> usize {
-        self.keys.len().div_ceil(BLOCK_KEYS)
+        self.keys.len().div_ceil(self.block_keys)
     }
 
     /// The keys of a block.
     pub fn block(&self, block: usize) -> Range<usize> {
-        let start = self.keys.start + block * BLOCK_KEYS;
-        start..self.keys.end.min(start + BLOCK_KEYS)
+        let start = self.keys.start + block * self.block_keys;
+        start..self.keys.end.min(start + self.block_keys)
     }
 
     /// The parts of keys.
@@ -140,7 +142,7 @@ impl<'a> Group<'a> {
 /// The partial result of a task: O and the sum of P, both relative to `2^exponent`.
 /// `O / sum` is the attention over the task's keys.
 pub struct Partial<'a> {
-    /// Strips of O, `d_v / 64` for each panel, contiguous in it ([`Group::strip_rows`]); from panel to
+    /// Strips of O, some for each panel, contiguous in it ([`Group::strip_rows`]); from panel to
     /// panel there is room for full strips.
     pub o: &'a mut [ORow],
     /// Reference exponent of each row; -inf if it saw no key.
@@ -154,13 +156,14 @@ pub struct Partial<'a> {
 impl<'a> Partial<'a> {
     /// FP32 numbers that a partial result of `rows` rows takes.
     pub const fn len(rows: usize, d_v: usize) -> usize {
-        rows.div_ceil(PANEL_ROWS) * PANEL_ROWS * (d_v + 3)
+        rows.div_ceil(PANEL_ROWS) * PANEL_ROWS * (strips(d_v) * STRIP + 3)
     }
 
     /// Views memory of [`len`](Self::len) numbers.
     pub fn view(memory: &'a mut [f32], d_v: usize) -> Self {
-        let rows = memory.len() / (d_v + 3);
-        let (o, rest) = memory.split_at_mut(rows * d_v);
+        let width = strips(d_v) * STRIP;
+        let rows = memory.len() / (width + 3);
+        let (o, rest) = memory.split_at_mut(rows * width);
         let (exponent, rest) = rest.split_at_mut(rows);
         let (sum, max) = rest.split_at_mut(rows);
         Self {

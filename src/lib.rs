@@ -72,8 +72,8 @@ pub use plan::{Plan, combine, decode, run_task, run_tasks};
 #[cfg(feature = "rayon")]
 pub use pool::decode_on_rayon;
 pub use problem::{
-    Elements, EmptyLse, Extra, IndexList, Indices, Lse, LseBase, Output, Pages, Precision, Problem,
-    Rescale, Sparse, TailMask, Tensor,
+    Elements, EmptyLse, Extra, IndexList, Indices, Inputs, Lse, LseBase, Output, Pages, Precision,
+    Problem, Rescale, Sparse, TailMask, Tensor,
 };
 pub use shape::Shape;
 pub use tile::{BLOCK_KEYS, Workspace};

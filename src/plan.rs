@@ -16,7 +16,7 @@ use crate::kernel::Backend;
 use crate::problem::{Output, Problem, in_range};
 use crate::schedule::splits;
 use crate::shape::Shape;
-use crate::tile::{GROUP_ROWS, PANEL_ROWS, PANELS, Workspace};
+use crate::tile::{BLOCK_KEYS, FP32_GROUP_ROWS, GROUP_ROWS, PANEL_ROWS, PANELS, Workspace};
 
 /// With fewer tasks than these, groups are cut to two panels, and then to one: threads shouldn't go without, and panels one by one
 /// compute nearly as fast (`docs/adr/0007`).
@@ -153,7 +153,11 @@ impl Cut {
     fn of(problem: &Problem<'_>, request: usize) -> Self {
         // The product was checked for the longest.
         let rows = problem.queries(request) * problem.shape.group();
-        let groups = rows.div_ceil(GROUP_ROWS);
+        let groups = rows.div_ceil(if problem.has_bf16_queries() {
+            GROUP_ROWS
+        } else {
+            FP32_GROUP_ROWS
+        });
         Self {
             rows,
             groups,
@@ -207,6 +211,7 @@ impl Cut {
             prefetch_end: keys.end,
             keys,
             planned_rows: end - first,
+            block_keys: BLOCK_KEYS,
         }
     }
 }
@@ -556,7 +561,7 @@ pub fn decode_group(
         } else {
             group.problem.len(group.request)
         };
-        options.backend.for_rows(group.planned_rows).with(Task {
+        options.backend_of(group).with(Task {
             group: &Group {
                 keys,
                 prefetch_end,
@@ -678,7 +683,7 @@ pub fn run_group(
     workspace: &mut Workspace,
     partial: &mut [f32],
 ) {
-    options.backend.for_rows(group.planned_rows).with(Task {
+    options.backend_of(group).with(Task {
         group,
         options,
         tiles: &mut workspace.tiles,

@@ -3,27 +3,132 @@
 
 use core::ops::Range;
 
-use half::bf16;
-
-use crate::format::Row;
+use crate::format::{Dtype, Row};
 use crate::group::Group;
 use crate::kernel::prefetch::{Budget, Shape};
-use crate::kernel::{FUSED_KEYS, FUSED_MULTIPLE, FusedBlock, Kernel, RowList, Rows};
+use crate::kernel::{
+    FUSED_KEYS, FUSED_MULTIPLE, FusedBlock, Kernel, PackQ, RowList, Rows, Word, panel_memory,
+};
 use crate::problem::Problem;
 use crate::schedule::Cycle;
-use crate::tile::{BLOCK_KEYS, PANEL_ROWS, QPanel, RowTile};
+use crate::tile::{BLOCK_KEYS, MAX_D_QK, PANEL_ROWS, QPanel, RowTile, STRIP, padded_d_qk, strips};
 
-/// Converts rows in two parts, one after the other, to BF16, and concatenates each row's.
+/// Where rows are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Location {
+    /// In the cache, as the kernel reads them.
+    Cache,
+    /// Columns of the block's keys; the first, if those are in the cache.
+    Keys,
+    /// In the K/V buffers: they are converted first.
+    Converted,
+}
+
+/// Where a kernel finds the rows of a problem, and how their numbers are stored there.
+#[derive(Clone, Copy)]
+pub struct Layout {
+    keys: Location,
+    values: Location,
+    /// Queries, before they are packed.
+    pub q: Dtype,
+    /// Keys.
+    pub k: Dtype,
+    /// Values.
+    pub v: Dtype,
+}
+
+impl Layout {
+    /// Of the rows of a problem.
+    pub fn of<K: Kernel>(problem: &Problem<'_>) -> Self {
+        let readable = |dtype: Option<Dtype>| {
+            dtype.filter(|&dtype| dtype == Dtype::Bf16 || K::MULTIPLIES_FP32)
+        };
+        let converted = |is_bf16: bool| {
+            if is_bf16 || !K::MULTIPLIES_FP32 {
+                Dtype::Bf16
+            } else {
+                Dtype::F32
+            }
+        };
+        let shape = &problem.shape;
+        let (d_qk, d_v) = (padded_d_qk(shape.d_qk), strips(shape.d_v) * STRIP);
+        let offset = problem.v_offset;
+        // Others are padded.
+        let readable_keys = |dtype| readable(dtype).filter(|_| shape.d_qk == d_qk);
+        let q = readable_keys(problem.queries_in_place());
+        let keys = readable_keys(problem.keys_in_place());
+        let k = keys.unwrap_or_else(|| converted(problem.has_bf16_keys()));
+        let keys = keys.map_or(Location::Converted, |_| Location::Cache);
+        let values = readable(problem.values_in_place());
+        let (values, v) = match (problem.v, values) {
+            // In the cache, lists of keys serve for values that begin with them.
+            (None, Some(v)) if keys == Location::Cache && offset == 0 && d_v <= d_qk => {
+                (Location::Keys, v)
+            }
+            (_, Some(v)) if shape.d_v == d_v => (Location::Cache, v),
+            (None, _) if keys == Location::Converted && offset + d_v <= MAX_D_QK => {
+                (Location::Keys, k)
+            }
+            _ => (Location::Converted, converted(problem.has_bf16_values())),
+        };
+        Self {
+            keys,
+            values,
+            q: q.unwrap_or_else(|| converted(problem.has_bf16_queries())),
+            k,
+            v,
+        }
+    }
+
+    /// Keys of a block: what the K/V buffers hold, if rows are converted.
+    pub fn block_keys(&self) -> usize {
+        let rows = [(self.keys, self.k), (self.values, self.v)];
+        if rows.contains(&(Location::Converted, Dtype::F32)) {
+            BLOCK_KEYS / 2
+        } else {
+            BLOCK_KEYS
+        }
+    }
+
+    /// Whether all rows are used in place, and the K/V buffers aren't needed.
+    pub fn in_place(&self) -> bool {
+        self.keys == Location::Cache && self.values != Location::Converted
+    }
+}
+
+/// Rows in the K/V buffers.
+fn converted_rows(
+    kv: &RowTile,
+    dtype: Dtype,
+    columns: Range<usize>,
+) -> impl Iterator<Item = &[Word]> {
+    let rows = kv.as_flattened().chunks_exact(dtype.words(MAX_D_QK));
+    let words = dtype.words(columns.start)..dtype.words(columns.end);
+    rows.map(move |row| &row[words.clone()])
+}
+
+/// Converts rows in two parts, one after the other, and concatenates each row's, with zeros behind them.
 fn concatenate<'b, K: Kernel>(
     kernel: K,
+    dtype: Dtype,
     widths: [usize; 2],
+    width: usize,
     rows: impl Iterator<Item = [Row<'b>; 2]>,
-    to: &mut RowTile,
+    kv: &mut RowTile,
 ) {
-    for ([first, second], row) in rows.zip(to) {
-        let (head, tail) = row.split_at_mut(widths[0]);
-        kernel.convert(&first, head);
-        kernel.convert(&second, &mut tail[..widths[1]]);
+    let to = kv.as_flattened_mut();
+    for ([first, second], row) in rows.zip(to.chunks_exact_mut(dtype.words(MAX_D_QK))) {
+        let zeros = dtype.words(widths[0] + widths[1])..dtype.words(width);
+        row[zeros].fill(Word::ZERO);
+        if dtype == Dtype::F32 {
+            let (head, tail) = bytemuck::cast_slice_mut(row).split_at_mut(widths[0]);
+            kernel.convert_fp32(&first, head);
+            kernel.convert_fp32(&second, &mut tail[..widths[1]]);
+        } else {
+            let (head, tail) = row.split_at_mut(widths[0]);
+            kernel.convert(&first, head);
+            kernel.convert(&second, &mut tail[..widths[1]]);
+        }
     }
 }
 
@@ -31,40 +136,58 @@ fn concatenate<'b, K: Kernel>(
 pub fn pack_queries<K: Kernel>(
     kernel: K,
     group: &Group<'_>,
+    layout: &Layout,
     fused: bool,
     kv: &mut RowTile,
     to: &mut [QPanel],
 ) {
     let problem = group.problem;
-    let d_qk = problem.shape.d_qk;
-    // A negative scale's sign goes into Q, exactly.
-    let negate = problem.softmax_scale < 0.0;
-    for (panel, to) in (0..group.panels()).zip(to) {
+    let d_qk = padded_d_qk(problem.shape.d_qk);
+    let in_place = problem.queries_in_place() == Some(layout.q) && problem.shape.d_qk == d_qk;
+    for panel in 0..group.panels() {
         let queries = (0..group.panel_rows(panel)).map(|r| {
             let (j, h) = group.position(panel * PANEL_ROWS + r);
             problem.query(group.request, j, h)
         });
-        let mut rows: [&[bf16]; PANEL_ROWS] = [&[]; _];
+        let mut rows: [&[Word]; PANEL_ROWS] = [&[]; _];
         let rows = &mut rows[..group.panel_rows(panel)];
-        if problem.queries_in_place() {
+        if in_place {
             for (row, [query, _]) in rows.iter_mut().zip(queries) {
-                *row = query.as_bf16();
+                *row = query.words();
             }
         } else {
-            concatenate(kernel, problem.q_widths(), queries, kv);
-            for (row, query) in rows.iter_mut().zip(&*kv) {
-                *row = &query[..d_qk];
+            concatenate(kernel, layout.q, problem.q_widths(), d_qk, queries, kv);
+            for (row, query) in rows.iter_mut().zip(converted_rows(kv, layout.q, 0..d_qk)) {
+                *row = query;
             }
         }
-        kernel.pack_q(d_qk, rows, negate, fused, to);
+        let call = PackQ {
+            dtype: layout.q,
+            d_qk,
+            rows,
+            // A negative scale's sign goes into Q, exactly.
+            negate: problem.softmax_scale < 0.0,
+            fused: fused.then_some(layout.k),
+        };
+        kernel.pack_q(&call, &mut to[panel_memory(layout.q, panel)]);
     }
 }
 
 /// Converts a block's keys. Not inlined, as it is the same for all widths.
 #[inline(never)]
-pub fn convert_keys<K: Kernel>(kernel: K, group: &Group<'_>, keys: Range<usize>, to: &mut RowTile) {
+pub fn convert_keys<K: Kernel>(
+    kernel: K,
+    group: &Group<'_>,
+    dtype: Dtype,
+    keys: Range<usize>,
+    to: &mut RowTile,
+) {
+    let shape = &group.problem.shape;
+    // Values may be among their columns.
+    let end = group.problem.v_offset + strips(shape.d_v) * STRIP;
+    let width = padded_d_qk(shape.d_qk).max(end.min(MAX_D_QK));
     let rows = group.keys(keys);
-    concatenate(kernel, group.problem.k_widths(), rows, to);
+    concatenate(kernel, dtype, group.problem.k_widths(), width, rows, to);
 }
 
 /// Converts a block's values. Not inlined, as it is the same for all widths.
@@ -72,13 +195,13 @@ pub fn convert_keys<K: Kernel>(kernel: K, group: &Group<'_>, keys: Range<usize>,
 pub fn convert_values<K: Kernel>(
     kernel: K,
     group: &Group<'_>,
+    dtype: Dtype,
     keys: Range<usize>,
     to: &mut RowTile,
 ) {
+    let rows = group.values(keys).map(|row| [row, Row::EMPTY]);
     let d_v = group.problem.shape.d_v;
-    for (row, out) in group.values(keys).zip(to) {
-        kernel.convert(&row, &mut out[..d_v]);
-    }
+    concatenate(kernel, dtype, [d_v, 0], strips(d_v) * STRIP, rows, to);
 }
 
 /// Lists a block's keys in place. Not inlined, as it is the same for all widths and backends.
@@ -97,31 +220,19 @@ fn gather_values<'a>(group: &Group<'a>, keys: Range<usize>, rows: &mut Rows<'a>)
     });
 }
 
-/// Where rows are.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Location {
-    /// In the cache, as BF16.
-    Cache,
-    /// Columns of the block's keys; the first, if those are in the cache.
-    Keys,
-    /// Nowhere as BF16: they are converted first.
-    Converted,
-}
-
 /// The columns of converted rows that have the values.
 fn converted_columns(problem: &Problem<'_>, values: Location) -> Range<usize> {
     let first = match values {
         Location::Keys => problem.v_offset,
         _ => 0,
     };
-    first..first + problem.shape.d_v
+    first..first + strips(problem.shape.d_v) * STRIP
 }
 
 /// The keys and values of a group, block by block.
 pub struct Sources<'a> {
     group: &'a Group<'a>,
-    keys: Location,
-    values: Location,
+    layout: Layout,
     /// Keys in the cache, of the block that C1 is at.
     key_rows: Rows<'a>,
     /// Values in the cache, of the block that C2 is at.
@@ -137,37 +248,18 @@ pub struct Sources<'a> {
 
 impl<'a> Sources<'a> {
     /// Those of a group.
-    pub fn of(group: &'a Group<'a>) -> Self {
-        let problem = group.problem;
-        let keys = if problem.keys_in_place() {
-            Location::Cache
-        } else {
-            Location::Converted
-        };
-        let values = match problem.v {
-            // In the cache, lists of keys serve for values that begin with them.
-            None if keys == Location::Cache && problem.v_offset == 0 => Location::Keys,
-            None if problem.values_are_in_keys() => Location::Keys,
-            _ if problem.values_in_place() => Location::Cache,
-            _ => Location::Converted,
-        };
+    pub const fn of(group: &'a Group<'a>, layout: Layout) -> Self {
         Self {
             group,
-            keys,
-            values,
-            key_rows: Rows::NONE,
-            value_rows: Rows::NONE,
+            layout,
+            key_rows: Rows::of(layout.k),
+            value_rows: Rows::of(layout.v),
             key_count: 0,
             value_count: 0,
             next: 0,
             prefetched: Rows::NONE,
             ends: [0; 3],
         }
-    }
-
-    /// Whether all rows are used in place, and the K/V buffers aren't needed.
-    pub fn in_place(&self) -> bool {
-        self.keys == Location::Cache && self.values != Location::Converted
     }
 
     /// Gathers the keys of a block and the values of another, or converts them into `kv`. In turn they
@@ -180,33 +272,35 @@ impl<'a> Sources<'a> {
         in_turn: bool,
         kv: &mut RowTile,
     ) {
-        let group = self.group;
+        let (group, layout) = (self.group, self.layout);
         if let Some(block) = keys.map(|block| group.block(block)) {
             self.key_count = block.len();
-            match self.keys {
+            match layout.keys {
                 Location::Cache => gather_keys(group, block, &mut self.key_rows),
-                _ => convert_keys(kernel, group, block, kv),
+                _ => convert_keys(kernel, group, layout.k, block, kv),
             }
         }
         if let Some(block) = values.map(|block| group.block(block)) {
             self.value_count = block.len();
-            match self.values {
+            match layout.values {
                 Location::Keys if in_turn => {}
                 Location::Keys | Location::Cache => {
                     gather_values(group, block, &mut self.value_rows)
                 }
-                Location::Converted => convert_values(kernel, group, block, kv),
+                Location::Converted => convert_values(kernel, group, layout.v, block, kv),
             }
         }
     }
 
     /// The keys that were loaded last; `list` is room for converted ones.
     pub fn keys<'r>(&'r self, kv: &'r RowTile, list: &'r mut Rows<'r>) -> &'r Rows<'r> {
-        if self.keys == Location::Cache {
+        if self.layout.keys == Location::Cache {
             return &self.key_rows;
         }
-        let d_qk = self.group.problem.shape.d_qk;
-        list.gather(kv[..self.key_count].iter().map(|row| &row[..d_qk]));
+        let d_qk = padded_d_qk(self.group.problem.shape.d_qk);
+        let rows = converted_rows(kv, self.layout.k, 0..d_qk);
+        list.dtype = self.layout.k;
+        list.gather(rows.take(self.key_count));
         list
     }
 
@@ -217,14 +311,15 @@ impl<'a> Sources<'a> {
         kv: &'r RowTile,
         list: &'r mut Rows<'r>,
     ) -> &'r Rows<'r> {
-        match (self.values, self.keys) {
+        match (self.layout.values, self.layout.keys) {
             (Location::Keys, Location::Cache) if in_turn => return &self.key_rows,
             (Location::Converted, _) | (Location::Keys, Location::Converted) => {}
             _ => return &self.value_rows,
         }
-        let columns = converted_columns(self.group.problem, self.values);
-        let rows = kv[..self.value_count].iter();
-        list.gather(rows.map(|row| &row[columns.clone()]));
+        let columns = converted_columns(self.group.problem, self.layout.values);
+        let rows = converted_rows(kv, self.layout.v, columns);
+        list.dtype = self.layout.v;
+        list.gather(rows.take(self.value_count));
         list
     }
 
@@ -239,11 +334,11 @@ impl<'a> Sources<'a> {
             d_v: problem.shape.d_v,
         });
         self.prefetched.clear();
-        if budget == Budget::NONE || !problem.has_key_rows() {
+        if budget == Budget::NONE || problem.key_rows().is_none() {
             return;
         }
         // Converted keys are needed all at once.
-        let distance = match self.keys {
+        let distance = match self.layout.keys {
             Location::Cache => budget.distance,
             _ => BLOCK_KEYS,
         };
@@ -273,7 +368,7 @@ impl<'a> Sources<'a> {
     }
 
     /// Rows for a stage to prefetch: C1, V1 or C2.
-    pub fn prefetched(&self, stage: usize) -> &[&'a [bf16]] {
+    pub fn prefetched(&self, stage: usize) -> &[&'a [Word]] {
         let rows = self.prefetched.as_slice();
         let from = if stage == 0 { 0 } else { self.ends[stage - 1] };
         rows.get(from..self.ends[stage]).unwrap_or(&[])
@@ -289,20 +384,24 @@ pub type Convert<'a> = &'a dyn Fn(Range<usize>, &mut RowTile);
 #[inline(never)]
 pub fn each_fused_block(
     group: &Group<'_>,
-    q: &QPanel,
+    layout: &Layout,
+    q: &[QPanel],
     [k_rows, v_rows]: [&mut RowTile; 2],
     convert: [Convert<'_>; 2],
     run: &mut dyn FnMut(Range<usize>, &FusedBlock<'_>),
 ) {
     let problem = group.problem;
-    let [d_qk, d_v] = [problem.shape.d_qk, problem.shape.d_v];
-    let Sources {
+    let shape = &problem.shape;
+    let (d_qk, d_v) = (padded_d_qk(shape.d_qk), strips(shape.d_v) * STRIP);
+    let Layout {
         keys: key_location,
         values: value_location,
+        k,
+        v,
         ..
-    } = Sources::of(group);
+    } = *layout;
     // Keys of a block that are listed already stay, as the one before prefetched them.
-    let mut in_cache = RowList::new(d_qk);
+    let mut in_cache = RowList::new(k, d_qk);
     for block in 0..group.blocks() {
         let range = group.block(block);
         let len = range.len();
@@ -319,12 +418,12 @@ pub fn each_fused_block(
         let keys = if key_location == Location::Cache {
             in_cache.rows()
         } else {
-            converted = RowList::new(d_qk);
-            list(&k_rows[..len], &mut converted);
+            converted = RowList::new(k, d_qk);
+            list(k_rows, 0..d_qk, len, &mut converted);
             converted.rows()
         };
         let mut located;
-        let prefetch = if key_location == Location::Cache || !problem.has_key_rows() {
+        let prefetch = if key_location == Location::Cache || problem.key_rows().is_none() {
             keys.pointers()
         } else {
             // Those to be converted next.
@@ -342,17 +441,15 @@ pub fn each_fused_block(
         let values = if let Some(heads) = heads {
             heads
         } else {
-            listed = RowList::new(d_v);
+            listed = RowList::new(v, d_v);
             match (value_location, key_location) {
                 (Location::Keys, Location::Cache) => listed.extend_from(&in_cache, len),
                 (Location::Keys, _) => {
                     let columns = converted_columns(problem, value_location);
-                    let rows = k_rows[..len].iter();
-                    listed.extend(rows.map(|row| &row[columns.clone()]));
-                    listed.repeat_last();
+                    list(k_rows, columns, len, &mut listed);
                 }
                 (Location::Cache, _) => list_values(group, range.clone(), &mut listed),
-                (Location::Converted, _) => list(&v_rows[..len], &mut listed),
+                (Location::Converted, _) => list(v_rows, 0..d_v, len, &mut listed),
             }
             listed.rows()
         };
@@ -373,7 +470,7 @@ pub fn each_fused_block(
 #[inline(never)]
 fn list_keys<'a>(group: &Group<'a>, keys: Range<usize>, list: &mut RowList<'a>) {
     let (problem, request, head) = (group.problem, group.request, group.head);
-    let width = problem.shape.d_qk;
+    let width = list.words();
     // Often an addition for each, and no table: with few rows a nanosecond counts.
     match problem.contiguous_keys(request, head, &keys) {
         Some(run) if run.len() == keys.len() * width => list.extend(run.chunks_exact(width)),
@@ -386,7 +483,7 @@ fn list_keys<'a>(group: &Group<'a>, keys: Range<usize>, list: &mut RowList<'a>) 
 #[inline(never)]
 fn list_runs<'a>(group: &Group<'a>, mut keys: Range<usize>, list: &mut RowList<'a>) {
     let (problem, request, head) = (group.problem, group.request, group.head);
-    let width = problem.shape.d_qk;
+    let width = list.words();
     while let Some(run) = problem.contiguous_keys(request, head, &keys) {
         list.extend(run.chunks_exact(width));
         keys.start += run.len() / width;
@@ -404,7 +501,7 @@ fn list_values<'a>(group: &Group<'a>, keys: Range<usize>, list: &mut RowList<'a>
 
 /// The addresses of keys.
 #[inline(never)]
-fn locate_keys(group: &Group<'_>, keys: Range<usize>, rows: &mut [*const bf16; FUSED_KEYS]) {
+fn locate_keys(group: &Group<'_>, keys: Range<usize>, rows: &mut [*const Word; FUSED_KEYS]) {
     let mut rows = rows.iter_mut();
     let problem = group.problem;
     problem.each_key(group.request, group.head, keys, |row| {
@@ -414,8 +511,9 @@ fn locate_keys(group: &Group<'_>, keys: Range<usize>, rows: &mut [*const bf16; F
     });
 }
 
-/// The heads of converted rows, and copies of the last.
-fn list<'a>(rows: &'a [impl AsRef<[bf16]>], list: &mut RowList<'a>) {
-    list.extend(rows.iter().map(AsRef::as_ref));
+/// Columns of converted rows, and copies of the last.
+fn list<'a>(rows: &'a RowTile, columns: Range<usize>, len: usize, list: &mut RowList<'a>) {
+    let rows = converted_rows(rows, list.dtype(), columns);
+    list.extend(rows.take(len));
     list.repeat_last();
 }

@@ -16,7 +16,8 @@ use half::bf16;
 
 use crate::attend::Options;
 use crate::bits::{HEADROOM, Increment, as_printed_f32, mul_pow2_f32};
-use crate::kernel::{Kernel, Pv, Qk, Rows, Softmax, Visitor};
+use crate::format::Dtype;
+use crate::kernel::{Kernel, PackQ, Pv, Qk, Rows, Softmax, Visitor};
 use crate::tile::{
     BLOCK_KEYS, L0a, MAX_D_QK, MAX_D_V, ORow, PANEL_ROWS, RowState, STRIP, Tiles, Workspace,
 };
@@ -160,7 +161,14 @@ impl<'a> Stages<'a> {
                 for (row, q) in rows.iter_mut().zip(self.1.chunks(D_QK)) {
                     *row = q;
                 }
-                kernel.pack_q(D_QK, &rows, false, false, &mut self.0.q[0]);
+                let call = PackQ {
+                    dtype: Dtype::Bf16,
+                    d_qk: D_QK,
+                    rows: &rows,
+                    negate: false,
+                    fused: None,
+                };
+                kernel.pack_q(&call, &mut self.0.q[..1]);
             }
         }
         self.options.backend.with(PackQ(self.tiles, self.q));
@@ -174,7 +182,7 @@ impl<'a> Stages<'a> {
             type Output = ();
             fn visit<K: Kernel>(self, kernel: K) {
                 let Self(Tiles { q, l0b, l0c, .. }, call) = self;
-                kernel.qk(&call, &q[call.panel], l0b, &mut l0c[call.s]);
+                kernel.qk(&call, &q[..1], l0b, &mut l0c[call.s]);
             }
         }
         let mut keys = Rows::NONE;
@@ -182,6 +190,7 @@ impl<'a> Stages<'a> {
         let call = Qk {
             panel: 0,
             rows: ROWS,
+            queries: Dtype::Bf16,
             d_qk: D_QK,
             keys: &keys,
             prefetch: &[],
@@ -264,6 +273,7 @@ impl<'a> Stages<'a> {
             strips: D_V / STRIP,
             values: &values,
             precision: self.options.precision,
+            skips: false,
             first: before == Before::Overwrite,
             prefetch: &[],
         };

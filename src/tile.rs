@@ -64,6 +64,10 @@ pub const PANEL_ROWS: usize = if SMALL { 16 } else { 64 };
 pub const PANELS: usize = if SMALL { 1 } else { ascend::QP_BUFFERS };
 /// Query rows that one task holds: the paper's M, unless tiles are small.
 pub const GROUP_ROWS: usize = PANELS * PANEL_ROWS;
+/// Query rows that one task holds if queries aren't BF16: they are packed in FP32, which takes twice the memory.
+pub const FP32_GROUP_ROWS: usize = Q_TILES / 2 * PANEL_ROWS;
+/// Tiles of Q.
+pub const Q_TILES: usize = if PANELS < 2 { 2 } else { PANELS };
 /// Keys of a block.
 pub const BLOCK_KEYS: usize = if SMALL { TILE_KEYS } else { 192 };
 /// Key pairs of a block.
@@ -72,6 +76,8 @@ pub const BLOCK_PAIRS: usize = BLOCK_KEYS / 2;
 pub const MAX_D_QK: usize = 576;
 /// Columns of a strip of V and O.
 pub const STRIP: usize = 64;
+/// Numbers that the width of keys in kernels is a multiple of.
+pub const WIDTH_MULTIPLE: usize = 32;
 /// P tiles: one for each panel, and one that V1 fills while C2 reads the others.
 pub const P_TILES: usize = PANELS + 1;
 /// Widest value.
@@ -196,7 +202,7 @@ impl RowState {
 #[repr(C, align(64))]
 pub struct Tiles {
     /// Q, panel by panel (L1).
-    pub q: [QPanel; PANELS],
+    pub q: [QPanel; Q_TILES],
     /// P.
     pub l0a: [L0a; P_TILES],
     /// A strip of V, or operands in FP32.
@@ -205,6 +211,16 @@ pub struct Tiles {
     pub l0c: L0c,
     /// Row state.
     pub ub: [RowState; PANELS],
+}
+
+/// Strips of values of a width, the last of which may have columns beyond.
+pub const fn strips(d_v: usize) -> usize {
+    d_v.div_ceil(STRIP)
+}
+
+/// The width of keys in kernels.
+pub const fn padded_d_qk(d_qk: usize) -> usize {
+    d_qk.next_multiple_of(WIDTH_MULTIPLE)
 }
 
 /// Most FP32 numbers of one task's partial result: O, and exponent, sum and largest score of each row.
@@ -276,7 +292,7 @@ const _: () = {
     assert!(size_of::<STile>() <= ascend::L0C / 2 && size_of::<L0c>() <= ascend::L0C);
     assert!(size_of::<[RowState; PANELS]>() <= ascend::UB);
     // Small: a third of 256 KiB remains for the host.
-    assert!(size_of::<Workspace>() <= if SMALL { 136 << 10 } else { 2 << 20 });
+    assert!(size_of::<Workspace>() <= if SMALL { 170 << 10 } else { 2 << 20 });
     assert!(align_of::<Workspace>() == 64);
     // No padding anywhere, so that the workspace is plain memory.
     assert!(size_of::<QPanel>() == 4 * MAX_D_QK / 2 * PANEL_ROWS);
@@ -290,7 +306,7 @@ const _: () = {
     assert!(size_of::<RowState>() == PANEL_ROWS * 6 * 4);
     assert!(
         size_of::<Tiles>()
-            == PANELS * size_of::<QPanel>()
+            == Q_TILES * size_of::<QPanel>()
                 + P_TILES * size_of::<L0a>()
                 + size_of::<L0b>()
                 + size_of::<L0c>()

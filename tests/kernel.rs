@@ -16,6 +16,7 @@ const SMALL: (usize, usize) = (128, 128);
 
 suites![
     dims,
+    other_dims,
     key_counts,
     head_counts,
     query_positions,
@@ -70,6 +71,33 @@ fn dims(backend: Backend) {
             Case::new(1, 1, 300, h_q, dims).check(backend);
         }
         Case::new(1, 1, 700, 70, dims).check(backend);
+    }
+}
+
+/// Widths that are no multiple of a line, or of a strip; and values wider than keys.
+fn other_dims(backend: Backend) {
+    let dims = [
+        (8, 8),
+        (40, 24),
+        (72, 40),
+        (104, 96),
+        (136, 136),
+        (192, 192),
+        (200, 72),
+        (320, 320),
+        (568, 504),
+    ];
+    for (i, dims) in dims.into_iter().enumerate() {
+        for h_q in [1, 4, 6, 16, 20, 70] {
+            let case = Case::new(2, 1, 200 + i, h_q, dims);
+            case.check(backend);
+            case.separate_v().check(backend);
+        }
+    }
+    for dims in [(64, 128), (32, 512), (88, 448), (576, 320)] {
+        for h_q in [1, 5, 16, 70] {
+            Case::new(1, 1, 300, h_q, dims).separate_v().check(backend);
+        }
     }
 }
 

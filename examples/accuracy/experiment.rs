@@ -362,6 +362,7 @@ impl Experiment {
                 _ => Rescale::Exact,
             },
             precision: run.precision,
+            ..Options::default()
         };
         let mut workspace = bytemuck::zeroed_box::<Workspace>();
         let mut lse = vec![0.0; self.rows];

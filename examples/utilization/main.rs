@@ -41,6 +41,7 @@ fn run(cli: &Cli) -> Result<ExitCode, String> {
         backend: cli.processor.backend()?,
         rescale: cli.rescale,
         precision: cli.precision,
+        ..Options::default()
     };
     let contexts = cli.contexts();
     let table: Vec<Shape> = cli

@@ -161,14 +161,14 @@ typedef uint32_t amla_dtype;
 struct amla_tensor {
     // sizeof(struct amla_tensor).
     uint32_t struct_size AMLA_SIZE(amla_tensor);
-    // AMLA_DTYPE_*, not AMLA_DTYPE_F32.
+    // AMLA_DTYPE_*.
     amla_dtype dtype AMLA_DEFAULT;
     // The elements, aligned as their type.
     const void *data AMLA_DEFAULT;
-    // How many elements there are (bytes, for FP8 and MODEL1), from the first to the end
+    // How many elements there are (bytes, for FP8 and MODEL1; blocks, for Q8_0 and Q4_0), from the first to the end
     // of the memory that may be read.
     size_t len AMLA_DEFAULT;
-    // Elements (bytes) from one index to the next, outermost dimension first, of every
+    // Elements (bytes, blocks) from one index to the next, outermost dimension first, of every
     // dimension but the last.
     size_t strides[3] AMLA_DEFAULT;
     // AMLA_DTYPE_INT8: each row's scale. Otherwise not looked at.
@@ -540,7 +540,7 @@ struct amla_part {
 // FP16.
 #define AMLA_DTYPE_F16 2
 
-// FP32; outputs only.
+// FP32.
 #define AMLA_DTYPE_F32 3
 
 // Rows of AMLA_FP8_ROW bytes for a cache of width 576 (FlashMLA's "V32"); inputs only.
@@ -555,6 +555,13 @@ struct amla_part {
 // INT8 with an FP32 scale for each row; inputs only. amla_encode_int8() writes one.
 #define AMLA_DTYPE_INT8 6
 
+// ggml's block_q8_0, 32 numbers in 34 bytes; inputs only. Rows are whole blocks; lengths and strides count
+// blocks.
+#define AMLA_DTYPE_Q8_0 7
+
+// ggml's block_q4_0, 32 numbers in 18 bytes; as AMLA_DTYPE_Q8_0.
+#define AMLA_DTYPE_Q4_0 8
+
 // By exact powers of two; most blocks need none. The default.
 #define AMLA_RESCALE_EXACT 0
 
@@ -566,6 +573,11 @@ struct amla_part {
 
 // A BF16 pair, about 16 bits, for twice the work there.
 #define AMLA_PRECISION_BF16X2 1
+
+// One BF16 for each; and inputs of F16, F32, Q8_0 and Q4_0 are rounded to BF16 by a backend that
+// multiplies BF16. Otherwise it leaves calls with such inputs to the backend of the same processor that
+// multiplies in FP32.
+#define AMLA_PRECISION_BF16_INPUTS 2
 
 // Natural logarithms: FlashMLA's and CANN's. The default.
 #define AMLA_LSE_BASE_E 0
@@ -734,7 +746,7 @@ amla_status amla_run(const struct amla_call *call,
 // @param h_q Query heads.
 // @param softmax_scale Factor on the scores.
 // @param o Where O goes, [b, s_q, h_q, AMLA_MLA_D_V].
-// @param lse Where the natural logarithms of the sums of exponentials go, [b, h_q, s_q].
+// @param lse Where the natural logarithms of the sums of exponentials go, [b, h_q, s_q]; null if they aren't wanted.
 // @param workspace Memory to work in, aligned to AMLA_WORKSPACE_ALIGN.
 // @param workspace_size Bytes there; AMLA_WORKSPACE_MAX is enough.
 // @return AMLA_OK, or whatever is wrong with the arguments; then the outputs are untouched.

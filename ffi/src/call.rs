@@ -2,8 +2,9 @@
 
 use core::ffi::{c_char, c_void};
 
+use amla::format::{Q4_0, Q8_0};
 use amla::{
-    Backend, BackendId, Data, Elements, EmptyLse, IndexList, Lse, LseBase, Options, Pages,
+    Backend, BackendId, Data, Elements, EmptyLse, IndexList, Inputs, Lse, LseBase, Options, Pages,
     Precision, Problem, Rescale, Shape, Sparse, TailMask,
 };
 use half::{bf16, f16};
@@ -303,6 +304,24 @@ unsafe fn tensor<'a>(
             let data = unsafe { slice(regions, name, data.cast::<f16>(), len) }?;
             Data::F16(data)
         }
+        types::AMLA_DTYPE_F32 => {
+            // SAFETY: needs what this function's contract promises, for elements of the type
+            // that the caller says.
+            let data = unsafe { slice(regions, name, data.cast::<f32>(), len) }?;
+            Data::F32(data)
+        }
+        types::AMLA_DTYPE_Q8_0 => {
+            // SAFETY: needs what this function's contract promises, for elements of the type
+            // that the caller says.
+            let data = unsafe { slice(regions, name, data.cast::<Q8_0>(), len) }?;
+            Data::Q8_0(data)
+        }
+        types::AMLA_DTYPE_Q4_0 => {
+            // SAFETY: needs what this function's contract promises, for elements of the type
+            // that the caller says.
+            let data = unsafe { slice(regions, name, data.cast::<Q4_0>(), len) }?;
+            Data::Q4_0(data)
+        }
         types::AMLA_DTYPE_FP8 => {
             // SAFETY: needs what this function's contract promises, for elements of the type
             // that the caller says.
@@ -359,9 +378,10 @@ pub unsafe fn options(call: &Call) -> Result<Options, Fault> {
             });
         }
     };
-    let precision = match call.precision {
-        types::AMLA_PRECISION_BF16 => Precision::Bf16,
-        types::AMLA_PRECISION_BF16X2 => Precision::Bf16x2,
+    let (precision, inputs) = match call.precision {
+        types::AMLA_PRECISION_BF16 => (Precision::Bf16, Inputs::AsGiven),
+        types::AMLA_PRECISION_BF16X2 => (Precision::Bf16x2, Inputs::AsGiven),
+        types::AMLA_PRECISION_BF16_INPUTS => (Precision::Bf16, Inputs::Bf16),
         value => {
             return Err(Fault::Unknown {
                 argument: "precision",
@@ -380,6 +400,7 @@ pub unsafe fn options(call: &Call) -> Result<Options, Fault> {
         backend,
         rescale,
         precision,
+        inputs,
     })
 }
 

@@ -28,6 +28,7 @@ pub const RESCALE: Known = Known::All(&[
 pub const PRECISION: Known = Known::All(&[
     (AMLA_PRECISION_BF16, "BF16"),
     (AMLA_PRECISION_BF16X2, "BF16X2"),
+    (AMLA_PRECISION_BF16_INPUTS, "BF16_INPUTS"),
 ]);
 pub const LSE_BASE: Known = Known::All(&[(AMLA_LSE_BASE_E, "E"), (AMLA_LSE_BASE_2, "2")]);
 pub const LSE_EMPTY: Known = Known::All(&[
@@ -44,14 +45,19 @@ const DTYPES: Names = &[
     (AMLA_DTYPE_FP8, "FP8"),
     (AMLA_DTYPE_MODEL1, "MODEL1"),
     (AMLA_DTYPE_INT8, "INT8"),
+    (AMLA_DTYPE_Q8_0, "Q8_0"),
+    (AMLA_DTYPE_Q4_0, "Q4_0"),
 ];
 /// Formats of tensors.
 pub const INPUTS: &[u32] = &[
     AMLA_DTYPE_BF16,
     AMLA_DTYPE_F16,
+    AMLA_DTYPE_F32,
     AMLA_DTYPE_FP8,
     AMLA_DTYPE_MODEL1,
     AMLA_DTYPE_INT8,
+    AMLA_DTYPE_Q8_0,
+    AMLA_DTYPE_Q4_0,
 ];
 /// Formats of O.
 pub const OUTPUTS: &[u32] = &[AMLA_DTYPE_BF16, AMLA_DTYPE_F16, AMLA_DTYPE_F32];

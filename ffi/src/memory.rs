@@ -32,6 +32,10 @@ macro_rules! numbers {
 }
 
 numbers!(u8, i8, u64, usize, i32, i64, f32, half::bf16, half::f16);
+// SAFETY: a wrapped integer and bytes, without padding: `bytemuck::Pod`.
+unsafe impl Number for amla::format::Q8_0 {}
+// SAFETY: as above.
+unsafe impl Number for amla::format::Q4_0 {}
 
 macro_rules! structs {
     ($($type:ident $(from $new:ident)?),*) => {$(

@@ -208,7 +208,7 @@ pub unsafe extern "C" fn amla_run(
 /// @param h_q Query heads.
 /// @param softmax_scale Factor on the scores.
 /// @param o Where O goes, [b, s_q, h_q, AMLA_MLA_D_V].
-/// @param lse Where the natural logarithms of the sums of exponentials go, [b, h_q, s_q].
+/// @param lse Where the natural logarithms of the sums of exponentials go, [b, h_q, s_q]; null if they aren't wanted.
 /// @param workspace Memory to work in, aligned to AMLA_WORKSPACE_ALIGN.
 /// @param workspace_size Bytes there; AMLA_WORKSPACE_MAX is enough.
 /// @return AMLA_OK, or whatever is wrong with the arguments; then the outputs are untouched.
@@ -248,6 +248,7 @@ pub unsafe extern "C" fn amla_mla_decode(
     let cache = tensor(kv, contiguous(s_k, 1, D_QK));
     let (o_len, o_strides) = contiguous(s_q, h_q, D_V);
     let (lse_len, lse_strides) = contiguous(h_q, s_q, 1);
+    let lse_len = if lse.is_null() { 0 } else { lse_len };
     let output = Output {
         dtype: types::AMLA_DTYPE_F32,
         o: o.cast(),

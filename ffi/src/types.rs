@@ -91,7 +91,7 @@ pub type Dtype = u32;
 pub const AMLA_DTYPE_BF16: Dtype = 1;
 /// FP16.
 pub const AMLA_DTYPE_F16: Dtype = 2;
-/// FP32; outputs only.
+/// FP32.
 pub const AMLA_DTYPE_F32: Dtype = 3;
 /// Rows of AMLA_FP8_ROW bytes for a cache of width 576 (FlashMLA's "V32"); inputs only.
 /// Strides count bytes. amla_encode_fp8() writes one.
@@ -102,6 +102,11 @@ pub const AMLA_DTYPE_FP8: Dtype = 4;
 pub const AMLA_DTYPE_MODEL1: Dtype = 5;
 /// INT8 with an FP32 scale for each row; inputs only. amla_encode_int8() writes one.
 pub const AMLA_DTYPE_INT8: Dtype = 6;
+/// ggml's block_q8_0, 32 numbers in 34 bytes; inputs only. Rows are whole blocks; lengths and strides count
+/// blocks.
+pub const AMLA_DTYPE_Q8_0: Dtype = 7;
+/// ggml's block_q4_0, 32 numbers in 18 bytes; as AMLA_DTYPE_Q8_0.
+pub const AMLA_DTYPE_Q4_0: Dtype = 8;
 
 /// amla_call.flags: query j of a request's n sees only the first len - (n - 1 - j) keys,
 /// the last of which is its own.
@@ -124,6 +129,10 @@ pub type Precision = u32;
 pub const AMLA_PRECISION_BF16: Precision = 0;
 /// A BF16 pair, about 16 bits, for twice the work there.
 pub const AMLA_PRECISION_BF16X2: Precision = 1;
+/// One BF16 for each; and inputs of F16, F32, Q8_0 and Q4_0 are rounded to BF16 by a backend that
+/// multiplies BF16. Otherwise it leaves calls with such inputs to the backend of the same processor that
+/// multiplies in FP32.
+pub const AMLA_PRECISION_BF16_INPUTS: Precision = 2;
 
 /// The base of lse.
 pub type LseBase = u32;
@@ -145,14 +154,14 @@ pub const AMLA_LSE_EMPTY_MINUS_INFINITY: LseEmpty = 1;
 pub struct Tensor {
     /// sizeof(struct amla_tensor).
     pub struct_size: u32,
-    /// AMLA_DTYPE_*, not AMLA_DTYPE_F32.
+    /// AMLA_DTYPE_*.
     pub dtype: Dtype,
     /// The elements, aligned as their type.
     pub data: *const c_void,
-    /// How many elements there are (bytes, for FP8 and MODEL1), from the first to the end
+    /// How many elements there are (bytes, for FP8 and MODEL1; blocks, for Q8_0 and Q4_0), from the first to the end
     /// of the memory that may be read.
     pub len: usize,
-    /// Elements (bytes) from one index to the next, outermost dimension first, of every
+    /// Elements (bytes, blocks) from one index to the next, outermost dimension first, of every
     /// dimension but the last.
     pub strides: [usize; 3],
     /// AMLA_DTYPE_INT8: each row's scale. Otherwise not looked at.

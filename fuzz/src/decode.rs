@@ -147,6 +147,7 @@ pub fn with_problem(data: &[u8], use_it: impl FnOnce(&Problem, &Call)) {
             backend: Backend::detect(),
             rescale: draw.one_of(&[Rescale::Exact, Rescale::Compensated]),
             precision: draw.one_of(&[Precision::Bf16, Precision::Bf16x2]),
+            ..Options::default()
         },
         rounded: draw.once_in(8),
         special: false,

@@ -9,9 +9,9 @@ use half::{bf16, f16};
 
 use super::*;
 use crate::bits::Increment;
-use crate::format::{Data, Row};
+use crate::format::{Data, Dtype, Row};
 use crate::kernel::prefetch::{Budget, Shape as PrefetchShape};
-use crate::kernel::{BackendId, Epilogue, FusedBlock, FusedEnd, Visitor};
+use crate::kernel::{BackendId, Epilogue, FusedBlock, FusedEnd, PackQ, Visitor};
 use crate::problem::{Problem, Tensor};
 use crate::shape::Shape;
 use crate::tile::{GROUP_ROWS, L0a, L0b, PANELS, QPanel, STile, Workspace};
@@ -50,6 +50,7 @@ struct OtherPreload<K>(K);
 
 impl<K: Kernel> Kernel for OtherPreload<K> {
     const PRELOAD: usize = 2 - K::PRELOAD;
+    const MULTIPLIES_FP32: bool = K::MULTIPLIES_FP32;
 
     fn prefetch_budget(self, rows: &PrefetchShape) -> Budget {
         self.0.prefetch_budget(rows)
@@ -59,11 +60,15 @@ impl<K: Kernel> Kernel for OtherPreload<K> {
         self.0.convert(row, out);
     }
 
-    fn pack_q(self, d_qk: usize, rows: &[&[bf16]], negate: bool, fused: bool, panel: &mut QPanel) {
-        self.0.pack_q(d_qk, rows, negate, fused, panel);
+    fn convert_fp32(self, row: &Row<'_>, out: &mut [f32]) {
+        self.0.convert_fp32(row, out);
     }
 
-    fn qk(self, call: &Qk<'_>, q: &QPanel, scratch: &mut L0b, s: &mut STile) {
+    fn pack_q(self, call: &PackQ<'_>, panel: &mut [QPanel]) {
+        self.0.pack_q(call, panel);
+    }
+
+    fn qk(self, call: &Qk<'_>, q: &[QPanel], scratch: &mut L0b, s: &mut STile) {
         self.0.qk(call, q, scratch, s);
     }
 
@@ -91,8 +96,8 @@ impl<K: Kernel> Kernel for OtherPreload<K> {
         self.0.fused(call, block, from, p, state, o)
     }
 
-    fn permute(self, fused: bool, o: &mut [ORow], to: Columns) {
-        self.0.permute(fused, o, to);
+    fn permute(self, fused: bool, values: Dtype, o: &mut [ORow], to: Columns) {
+        self.0.permute(fused, values, o, to);
     }
 
     fn epilogue(
@@ -150,6 +155,7 @@ impl Drive<'_> {
             keys: 0..s_k,
             prefetch_end: s_k,
             planned_rows: rows,
+            block_keys: BLOCK_KEYS,
         };
         let mut workspace: Box<Workspace> = bytemuck::zeroed_box();
         let mut memory = std::vec![f32::NAN; Partial::len(rows, D_V)];

@@ -59,6 +59,17 @@ impl Simd for Neon {
             let pairs: &[bf16; 2 * LANES] = &row.as_chunks().0[0];
             vreinterpretq_s32_u16(vld1q_u16(pairs.as_ptr().cast()))
         };
+        load_f16(words: &[bf16]) -> float32x4_t = {
+            let numbers: &[bf16; LANES] = &words.as_chunks().0[0];
+            convert_f16(vld1_u16(numbers.as_ptr().cast()))
+        };
+        load_i8(words: &[bf16]) -> int32x4_t = {
+            let integers: &[bf16; LANES / 2] = &words.as_chunks().0[0];
+            let integers = vreinterpret_s8_u32(vdup_n_u32(integers.as_ptr().cast::<u32>().read_unaligned()));
+            vmovl_s16(vget_low_s16(vmovl_s8(integers)))
+        };
+        number(x: int32x4_t) -> float32x4_t = vcvtq_f32_s32(x);
+        splat_f16(word: bf16) -> float32x4_t = convert_f16(vdup_n_u16(word.to_bits()));
         to_bits(x: float32x4_t) -> int32x4_t = vreinterpretq_s32_f32(x);
         from_bits(x: int32x4_t) -> float32x4_t = vreinterpretq_f32_s32(x);
         add_i32(a: int32x4_t, b: int32x4_t) -> int32x4_t = vaddq_s32(a, b);
@@ -77,4 +88,24 @@ impl Simd for Neon {
         #[expect(clippy::pointers_in_nomem_asm_block, reason = "nothing is read as far as the program can tell")]
         prefetch(at: *const bf16) = asm!("prfm pldl1keep, [{}]", in(reg) at, options(nomem, nostack, preserves_flags));
     }
+}
+
+/// FP16 as FP32.
+///
+/// # Safety
+/// The processor has NEON.
+#[inline]
+#[target_feature(enable = "neon")]
+unsafe fn convert_f16(numbers: uint16x4_t) -> float32x4_t {
+    let converted: float32x4_t;
+    // SAFETY: the instruction is NEON's, and touches no memory. (The intrinsic isn't stable.)
+    unsafe {
+        asm!(
+            "fcvtl {converted:v}.4s, {numbers:v}.4h",
+            converted = lateout(vreg) converted,
+            numbers = in(vreg) numbers,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    converted
 }

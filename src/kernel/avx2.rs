@@ -11,16 +11,19 @@
 
 use core::arch::x86_64::*;
 
+use core::ops::Range;
+
 use half::bf16;
 
 use super::advance::Advance;
-use super::fp32::{self, backend};
+use super::fp32::element::Element;
+use super::fp32::{self, backend, by_dtype};
 use super::simd::{self, Simd, methods};
 use super::{
     Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, detect, prefetch, scalar, softmax,
 };
 use crate::bits::Increment;
-use crate::format::Row;
+use crate::format::{Dtype, Row};
 use crate::problem::Precision;
 use crate::tile::{L0a, L0b, ORow, QPanel, RowState, STile};
 
@@ -75,6 +78,16 @@ impl Simd for Avx2 {
             let pairs: &[bf16; 2 * LANES] = &row.as_chunks().0[0];
             _mm256_loadu_si256(pairs.as_ptr().cast())
         };
+        load_f16(words: &[bf16]) -> __m256 = {
+            let numbers: &[bf16; LANES] = &words.as_chunks().0[0];
+            _mm256_cvtph_ps(_mm_loadu_si128(numbers.as_ptr().cast()))
+        };
+        load_i8(words: &[bf16]) -> __m256i = {
+            let integers: &[bf16; LANES / 2] = &words.as_chunks().0[0];
+            _mm256_cvtepi8_epi32(_mm_loadl_epi64(integers.as_ptr().cast()))
+        };
+        number(x: __m256i) -> __m256 = _mm256_cvtepi32_ps(x);
+        splat_f16(word: bf16) -> __m256 = _mm256_cvtph_ps(_mm_set1_epi16(word.to_bits().cast_signed()));
         to_bits(x: __m256) -> __m256i = _mm256_castps_si256(x);
         from_bits(x: __m256i) -> __m256 = _mm256_castsi256_ps(x);
         add_i32(a: __m256i, b: __m256i) -> __m256i = _mm256_add_epi32(a, b);

@@ -278,11 +278,13 @@ impl Backend {
     }
 
     /// The backend whose kernels take a planned group of `rows`. A tile has 16 rows: with very few,
-    /// memory is the limit, and a fused kernel is faster (`docs/experiments.md`).
-    pub(crate) const fn for_rows(self, rows: usize) -> Self {
+    /// memory is the limit, and a fused kernel is faster (`docs/experiments.md`). `exact` inputs have more than BF16 holds,
+    /// and are multiplied in FP32. A processor with the one has the other.
+    pub(crate) const fn of_call(self, rows: usize, exact: bool) -> Self {
         const FUSED: usize = 4;
         match self.0 {
-            // A processor with the one has the other.
+            BackendId::Avx512Bf16 | BackendId::Amx if exact => Self(BackendId::Avx512),
+            BackendId::NeonBf16 if exact => Self(BackendId::Neon),
             BackendId::Amx if rows <= FUSED => Self(BackendId::Avx512Bf16),
             _ => self,
         }

@@ -3,10 +3,9 @@
 use core::ops::Range;
 use core::slice::IterMut;
 
-use half::bf16;
-
-use super::memory::{FUSED_KEYS, ThinRows};
+use super::memory::{FUSED_KEYS, ThinRows, Word};
 use crate::bits::Increment;
+use crate::format::Dtype;
 use crate::problem::{Precision, Rescale};
 #[cfg(doc)]
 use crate::tile::Tiles;
@@ -14,19 +13,27 @@ use crate::tile::{BLOCK_KEYS, ORow, PANEL_ROWS, QPanel};
 
 /// The rows of one block, wherever they are in memory.
 pub struct Rows<'a> {
-    rows: [&'a [bf16]; BLOCK_KEYS],
+    /// How numbers are stored.
+    pub dtype: Dtype,
+    rows: [&'a [Word]; BLOCK_KEYS],
     len: usize,
 }
 
 impl<'a> Rows<'a> {
     /// No rows.
-    pub const NONE: Self = Self {
-        rows: [&[]; BLOCK_KEYS],
-        len: 0,
-    };
+    pub const NONE: Self = Self::of(Dtype::Bf16);
+
+    /// No rows yet, of numbers that are stored so.
+    pub const fn of(dtype: Dtype) -> Self {
+        Self {
+            dtype,
+            rows: [&[]; BLOCK_KEYS],
+            len: 0,
+        }
+    }
 
     /// Takes `rows` instead; at most one block of them.
-    pub fn gather(&mut self, rows: impl Iterator<Item = &'a [bf16]>) {
+    pub fn gather(&mut self, rows: impl Iterator<Item = &'a [Word]>) {
         self.fill(|slots| rows.for_each(|row| slots.put(row)));
     }
 
@@ -44,17 +51,17 @@ impl<'a> Rows<'a> {
     }
 
     /// The rows.
-    pub fn as_slice(&self) -> &[&'a [bf16]] {
+    pub fn as_slice(&self) -> &[&'a [Word]] {
         &self.rows[..self.len]
     }
 }
 
 /// Room for a block's rows.
-pub struct Slots<'s, 'a>(IterMut<'s, &'a [bf16]>);
+pub struct Slots<'s, 'a>(IterMut<'s, &'a [Word]>);
 
 impl<'a> Slots<'_, 'a> {
     /// Takes one more row, unless the block is full.
-    pub fn put(&mut self, row: &'a [bf16]) {
+    pub fn put(&mut self, row: &'a [Word]) {
         if let Some(slot) = self.0.next() {
             *slot = row;
         }
@@ -66,18 +73,40 @@ pub type Mask = [u64; BLOCK_KEYS];
 
 const _: () = assert!(PANEL_ROWS <= u64::BITS as usize);
 
+/// Query rows of a panel, to be packed.
+pub struct PackQ<'a> {
+    /// How their numbers are stored.
+    pub dtype: Dtype,
+    /// Numbers of each.
+    pub d_qk: usize,
+    /// At most [`PANEL_ROWS`].
+    pub rows: &'a [&'a [Word]],
+    /// Whether signs are flipped.
+    pub negate: bool,
+    /// How keys are stored, if the fused kernel takes the queries.
+    pub fused: Option<Dtype>,
+}
+
+/// The tiles of [`Tiles::q`] that have a panel of queries: two of FP32, as others are packed unless they are BF16.
+pub fn panel_memory(queries: Dtype, panel: usize) -> Range<usize> {
+    let tiles = if queries == Dtype::Bf16 { 1 } else { 2 };
+    panel * tiles..(panel + 1) * tiles
+}
+
 /// C1 of one panel and block.
 pub struct Qk<'a> {
     /// The panel of [`Tiles::q`].
     pub panel: usize,
     /// Rows of the panel.
     pub rows: usize,
+    /// How they were stored before they were packed.
+    pub queries: Dtype,
     /// Width of keys and queries.
     pub d_qk: usize,
     /// Keys of the block.
     pub keys: &'a Rows<'a>,
     /// Rows to prefetch.
-    pub prefetch: &'a [&'a [bf16]],
+    pub prefetch: &'a [&'a [Word]],
     /// The tile of [`Tiles::l0c`] that takes S.
     pub s: usize,
 }
@@ -99,7 +128,7 @@ pub struct Softmax<'a> {
     pub precision: Precision,
     /// Rows to prefetch.
     #[allow(dead_code, reason = "for a backend that not every build has")]
-    pub prefetch: &'a [&'a [bf16]],
+    pub prefetch: &'a [&'a [Word]],
 }
 
 /// V1 of a cycle: the call and its tiles.
@@ -131,10 +160,13 @@ pub struct Pv<'a> {
     pub values: &'a Rows<'a>,
     /// Whether P's low part is added.
     pub precision: Precision,
+    /// Whether strips are skipped in which values aren't finite, as some row doesn't see some key: with a P of 0 it would be NaN.
+    /// Otherwise products are what IEEE 754 says, but for those of a P in two parts.
+    pub skips: bool,
     /// Whether this is the first block, which overwrites O. Others add P's increments to its bits.
     pub first: bool,
     /// Rows to prefetch.
-    pub prefetch: &'a [&'a [bf16]],
+    pub prefetch: &'a [&'a [Word]],
 }
 
 impl Pv<'_> {
@@ -219,12 +251,12 @@ pub const FUSED_MULTIPLE: usize = 16;
 #[allow(dead_code, reason = "for backends that not every build has")]
 pub struct FusedBlock<'a> {
     /// The queries, as [`Kernel::pack_q`](super::Kernel::pack_q) packs them for it.
-    pub q: &'a QPanel,
+    pub q: &'a [QPanel],
     /// A block's keys, and others.
     pub keys: ThinRows<'a>,
     /// Rows to prefetch some keys before their use: the keys and those behind them, or others in their
     /// place. These may be anywhere.
-    pub prefetch: &'a [*const bf16; FUSED_KEYS],
+    pub prefetch: &'a [*const Word; FUSED_KEYS],
     /// Its values, and copies of the last up to a [multiple](FUSED_MULTIPLE): one that isn't finite
     /// there would show. It may be `keys` itself, where values are the heads of keys and there are
     /// whole multiples of them.

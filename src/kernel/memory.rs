@@ -5,9 +5,9 @@ use core::marker::PhantomData;
 
 use half::bf16;
 
-use super::scalar;
 use crate::error::{Argument, Error};
-use crate::tile::{BLOCK_KEYS, MAX_D_QK, QPanel, RowTile, STRIP, Workspace};
+use crate::format::{Dtype, Q4_0, Q8_0};
+use crate::tile::{BLOCK_KEYS, MAX_D_QK, QPanel, RowTile, Workspace};
 
 /// Panels as rows of BF16, if they have room for a block of them.
 pub fn row_tile(panels: &mut [QPanel]) -> Option<&mut RowTile> {
@@ -21,23 +21,33 @@ pub fn row_tile(panels: &mut [QPanel]) -> Option<&mut RowTile> {
     Some(unsafe { &mut *panels.as_mut_ptr().cast() })
 }
 
+/// 16 bits of a row: a BF16 number, or part of what another [`Dtype`] has. Rows of all dtypes are lists of these, so that kernels
+/// which multiply BF16 need no other view.
+pub type Word = bf16;
+
 /// Rows that [`Kernel::fused`](super::Kernel::fused) is given: a block's, and all that it may compute on or prefetch beyond.
 pub const FUSED_KEYS: usize = BLOCK_KEYS + 104;
 
-/// Rows of the fused kernels' lists, anywhere in memory, as thin references: each is valid for reads of as many elements.
+/// Rows of the fused kernels' lists, anywhere in memory, as thin references: each is valid for reads of as many numbers.
 #[derive(Clone, Copy)]
 pub struct ThinRows<'a> {
-    rows: &'a [*const bf16; FUSED_KEYS],
+    rows: &'a [*const Word; FUSED_KEYS],
+    dtype: Dtype,
     width: usize,
 }
 
 impl<'a> ThinRows<'a> {
     /// The addresses.
-    pub const fn pointers(self) -> &'a [*const bf16; FUSED_KEYS] {
+    pub const fn pointers(self) -> &'a [*const Word; FUSED_KEYS] {
         self.rows
     }
 
-    /// Elements of each.
+    /// How numbers are stored.
+    pub const fn dtype(self) -> Dtype {
+        self.dtype
+    }
+
+    /// Numbers of each.
     pub const fn width(self) -> usize {
         self.width
     }
@@ -50,24 +60,36 @@ impl<'a> ThinRows<'a> {
 
 /// A list of such rows, to be filled.
 pub struct RowList<'a> {
-    rows: [*const bf16; FUSED_KEYS],
+    rows: [*const Word; FUSED_KEYS],
+    dtype: Dtype,
     width: usize,
     /// Rows that are listed; behind them are copies of the last, or of `ZEROS`.
     len: usize,
-    memory: PhantomData<&'a [bf16]>,
+    memory: PhantomData<&'a [Word]>,
 }
 
 impl<'a> RowList<'a> {
-    /// No rows of `width` elements.
-    pub fn new(width: usize) -> Self {
-        static ZEROS: [bf16; MAX_D_QK] = [bf16::ZERO; _];
-        assert!(width <= ZEROS.len());
+    /// No rows of `width` numbers.
+    pub fn new(dtype: Dtype, width: usize) -> Self {
+        static ZEROS: [Word; Dtype::F32.words(MAX_D_QK)] = [Word::ZERO; _];
+        assert!(dtype.words(width) <= ZEROS.len());
         Self {
             rows: [ZEROS.as_ptr(); _],
+            dtype,
             width,
             len: 0,
             memory: PhantomData,
         }
+    }
+
+    /// How numbers are stored.
+    pub const fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Words of each row.
+    pub const fn words(&self) -> usize {
+        self.dtype.words(self.width)
     }
 
     /// Rows that are listed.
@@ -77,20 +99,22 @@ impl<'a> RowList<'a> {
 
     /// Appends heads of rows, as many as there is room for.
     #[inline(always)]
-    pub fn extend(&mut self, rows: impl Iterator<Item = &'a [bf16]>) {
+    pub fn extend(&mut self, rows: impl Iterator<Item = &'a [Word]>) {
+        let words = self.words();
         let mut to = self.rows[self.len..].iter_mut();
         // In this order: `to` isn't advanced where there is no row.
         for (row, to) in rows.zip(to.by_ref()) {
-            *to = row[..self.width].as_ptr();
+            *to = row[..words].as_ptr();
         }
         self.len = FUSED_KEYS - to.len();
     }
 
     /// Appends the head of a row, if there is room.
     #[inline(always)]
-    pub fn push(&mut self, row: &'a [bf16]) {
+    pub fn push(&mut self, row: &'a [Word]) {
+        let words = self.words();
         if let Some(to) = self.rows.get_mut(self.len) {
-            *to = row[..self.width].as_ptr();
+            *to = row[..words].as_ptr();
             self.len += 1;
         }
     }
@@ -98,6 +122,7 @@ impl<'a> RowList<'a> {
     /// Appends heads of another list's first `n` rows, and copies of the last.
     pub fn extend_from(&mut self, other: &Self, n: usize) {
         assert!(self.len == 0 && self.width <= other.width && n <= other.len);
+        assert!(self.dtype == other.dtype);
         self.rows[..n].copy_from_slice(&other.rows[..n]);
         self.len = n;
         self.repeat_last();
@@ -120,24 +145,25 @@ impl<'a> RowList<'a> {
     pub fn rows(&self) -> ThinRows<'_> {
         ThinRows {
             rows: &self.rows,
+            dtype: self.dtype,
             width: self.width,
         }
     }
 }
 
-/// [`scalar::finite`] of a strip.
-///
-/// # Safety
-/// The values are valid for reads of the strip's columns and of those before.
-#[cold]
-pub unsafe fn strip_is_finite<const N: usize>(values: &[[*const bf16; N]], strip: usize) -> bool {
-    let columns = strip * STRIP..(strip + 1) * STRIP;
-    let values = values.as_flattened().iter().map(|&value| {
-        // SAFETY: the caller's promise; they aren't written while the call runs.
-        unsafe { core::slice::from_raw_parts(value, columns.end) }
-    });
-    scalar::finite(values, &columns)
-}
+// SAFETY: integers without padding (`tile` asserts that); every bit pattern is a value.
+unsafe impl bytemuck::Zeroable for QPanel {}
+// SAFETY: as above; the type is `Copy` and has no references.
+unsafe impl bytemuck::Pod for QPanel {}
+// SAFETY: two bytes and 32 of them in C's order, without padding (asserted below); every bit pattern is a value of each.
+unsafe impl bytemuck::Zeroable for Q8_0 {}
+// SAFETY: as above; the type is `Copy` and has no references.
+unsafe impl bytemuck::Pod for Q8_0 {}
+// SAFETY: two bytes and 16 of them in C's order, without padding (asserted below); every bit pattern is a value of each.
+unsafe impl bytemuck::Zeroable for Q4_0 {}
+// SAFETY: as above; the type is `Copy` and has no references.
+unsafe impl bytemuck::Pod for Q4_0 {}
+const _: () = assert!(size_of::<Q8_0>() == 34 && size_of::<Q4_0>() == 18);
 
 // SAFETY: `Workspace` is made of arrays of integers, floats and structs of them
 // (its definition), for which all-zero bytes are a value.

@@ -91,14 +91,14 @@ mod zmm;
 
 pub use backend::{Backend, BackendId, Visitor};
 pub use call::{
-    C2, Columns, Epilogue, FUSED_MULTIPLE, FusedBlock, FusedEnd, Mask, Pv, Qk, Rows, Skipped,
-    Softmax, Stages, Strips, V1, strip_rows,
+    C2, Columns, Epilogue, FUSED_MULTIPLE, FusedBlock, FusedEnd, Mask, PackQ, Pv, Qk, Rows,
+    Skipped, Softmax, Stages, Strips, V1, panel_memory, strip_rows,
 };
 use half::bf16;
-pub use memory::{FUSED_KEYS, RowList, row_tile, strip_is_finite};
+pub use memory::{FUSED_KEYS, RowList, Word, row_tile};
 
 use crate::bits::Increment;
-use crate::format::Row;
+use crate::format::{Dtype, Row};
 use crate::problem::Precision;
 use crate::tile::{L0a, L0b, ORow, QPanel, RowState, STRIP, STile, Tiles};
 
@@ -112,6 +112,8 @@ pub trait Kernel: Copy {
     const PRELOAD: usize = 0;
     /// Up to this many rows of a planned group [`fused`](Self::fused) beats the stages one by one.
     const FUSED_ROWS: usize = 0;
+    /// Whether it multiplies in FP32, and reads rows of every [`Dtype`] in place. Others multiply BF16, and read no other rows.
+    const MULTIPLIES_FP32: bool = false;
 
     /// The keys that each stage prefetches.
     fn prefetch_budget(self, _rows: &prefetch::Shape) -> prefetch::Budget {
@@ -121,14 +123,16 @@ pub trait Kernel: Copy {
     /// Writes the first columns of a stored row, rounded to BF16.
     fn convert(self, row: &Row<'_>, out: &mut [bf16]);
 
-    /// Packs up to [`PANEL_ROWS`] query rows of `d_qk` elements into a panel, with signs flipped if
-    /// `negate`, and zero rows behind them as far as C1 reads: for [`fused`](Self::fused) or
+    /// The same in FP32, where that is what it multiplies.
+    fn convert_fp32(self, _row: &Row<'_>, _out: &mut [f32]) {}
+
+    /// Packs query rows into a panel's memory, and zero rows behind them as far as C1 reads: for [`fused`](Self::fused) or
     /// [`qk`](Self::qk).
-    fn pack_q(self, d_qk: usize, rows: &[&[bf16]], negate: bool, fused: bool, panel: &mut QPanel);
+    fn pack_q(self, call: &PackQ<'_>, panel: &mut [QPanel]);
 
     /// C1: the scores of the block's keys for the panel's rows. Lanes of rows beyond are
     /// unspecified.
-    fn qk(self, call: &Qk<'_>, q: &QPanel, scratch: &mut L0b, s: &mut STile);
+    fn qk(self, call: &Qk<'_>, q: &[QPanel], scratch: &mut L0b, s: &mut STile);
 
     /// V1: P, the running state and the increments of one block.
     fn softmax(self, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState);
@@ -156,7 +160,12 @@ pub trait Kernel: Copy {
             ub,
         } = tiles;
         if let Some(c1) = &stages.c1 {
-            self.qk(c1, &q[c1.panel], l0b, &mut l0c[c1.s]);
+            self.qk(
+                c1,
+                &q[panel_memory(c1.queries, c1.panel)],
+                l0b,
+                &mut l0c[c1.s],
+            );
         }
         if let Some(v1) = &stages.v1 {
             self.softmax(&v1.call, &l0c[v1.s], &mut l0a[v1.p], &mut ub[v1.panel]);
@@ -193,8 +202,8 @@ pub trait Kernel: Copy {
     }
 
     /// Brings the columns of rows of strips of O from the order in which C2, or with `fused` the fused
-    /// kernel, has them into another order.
-    fn permute(self, _fused: bool, _o: &mut [ORow], _to: Columns) {}
+    /// kernel, has them into another order, where values are stored so.
+    fn permute(self, _fused: bool, _values: Dtype, _o: &mut [ORow], _to: Columns) {}
 
     /// Brings a strip of O to its end, row by row: multiplies it, adds O over earlier keys, both
     /// moved by integer addition, normalises it, and hands each row to `store`. `o` and `earlier` have

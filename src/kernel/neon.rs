@@ -11,13 +11,16 @@
 //! instructions a multiply-add comes with: `docs/backends.md`.
 #![allow(unsafe_code, reason = "calls of feature-gated functions")]
 
+use core::ops::Range;
+
 use half::bf16;
 
 use super::asimd::Neon;
-use super::fp32::{self, backend};
+use super::fp32::element::Element;
+use super::fp32::{self, backend, by_dtype};
 use super::{Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, prefetch, scalar, simd, softmax};
 use crate::bits::Increment;
-use crate::format::Row;
+use crate::format::{Dtype, Row};
 use crate::problem::Precision;
 use crate::tile::{L0a, L0b, ORow, QPanel, RowState, STile};
 

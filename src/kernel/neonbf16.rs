@@ -38,7 +38,7 @@ use super::prefetch::{self, Budget, Hint, LINE, Spread};
 use super::scalar::prob_of;
 use super::simd::{self, Simd, lanes, lanes_mut, split};
 use super::softmax::{self, RoundPairs, StoreBf16};
-use super::{Epilogue, Kernel, Pv, Qk, Skipped, Softmax, detect, scalar};
+use super::{Epilogue, Kernel, PackQ, Pv, Qk, Skipped, Softmax, detect, scalar};
 use crate::bits::Increment;
 use crate::format::Row;
 use crate::problem::Precision;
@@ -98,12 +98,12 @@ impl Kernel for NeonBf16 {
         scalar::convert_row(self, row, out);
     }
 
-    fn pack_q(self, d_qk: usize, rows: &[&[bf16]], negate: bool, _fused: bool, panel: &mut QPanel) {
-        pack_q(d_qk, rows, negate, panel);
+    fn pack_q(self, call: &PackQ<'_>, panel: &mut [QPanel]) {
+        pack_q(call, &mut panel[0]);
     }
 
-    fn qk(self, call: &Qk<'_>, q: &QPanel, scratch: &mut L0b, s: &mut STile) {
-        let q: &[Step; MAX_D_QK / 4] = bytemuck::cast_ref(&q.0);
+    fn qk(self, call: &Qk<'_>, q: &[QPanel], scratch: &mut L0b, s: &mut STile) {
+        let q: &[Step; MAX_D_QK / 4] = bytemuck::cast_ref(&q[0].0);
         // SAFETY: the token proves the features.
         unsafe { qk(self.simd, call, &q[..call.d_qk / 4], &mut scratch[0], s) }
     }
@@ -148,8 +148,9 @@ impl Kernel for NeonBf16 {
 const PREFETCHING_ROWS: usize = 16;
 
 /// Query rows as quads.
-fn pack_q(d_qk: usize, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
-    let sign = if negate { 0x8000_8000 } else { 0 };
+fn pack_q(call: &PackQ<'_>, panel: &mut QPanel) {
+    let PackQ { d_qk, rows, .. } = *call;
+    let sign = if call.negate { 0x8000_8000 } else { 0 };
     let panel: &mut [[[u32; 2]; PANEL_ROWS]; MAX_D_QK / 4] = bytemuck::cast_mut(&mut panel.0);
     let panel = &mut panel[..d_qk / 4];
     for (r, row) in rows.iter().enumerate() {
@@ -327,7 +328,9 @@ fn pv(simd: Neon, call: &Pv<'_>, p: &[&L0a], scratch: &mut L0b, o: &mut [ORow]) 
     let prefetch = &mut Spread::of(call.prefetch, steps * call.strips);
     let mut skipped = Skipped::NONE;
     for strip in 0..call.strips {
-        if !pack_v(simd, call.values.as_slice(), strip * STRIP, prefetch, v) {
+        let finite = pack_v(simd, call.values.as_slice(), strip * STRIP, prefetch, v);
+        // A second part of P has either sign.
+        if !finite && (call.skips || call.precision == Precision::Bf16x2) {
             skipped.all |= 1 << strip;
             continue;
         }

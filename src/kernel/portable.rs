@@ -6,15 +6,18 @@
 //! | C1, C2 | 4 keys, 6 rows x 8 lanes (6 x 16 with AVX) | a multiply and an add per lane, fused where the build has FMA |
 
 use bytemuck::cast;
+use core::ops::Range;
+
 use half::bf16;
 use wide::{f32x8, i32x8};
 
 use super::advance::Advance;
-use super::fp32::{self, backend};
+use super::fp32::element::Element;
+use super::fp32::{self, backend, by_dtype};
 use super::simd::{self, Simd, methods};
 use super::{Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, prefetch, scalar, softmax};
 use crate::bits::Increment;
-use crate::format::Row;
+use crate::format::{Dtype, Row};
 use crate::problem::Precision;
 use crate::tile::{L0a, L0b, ORow, QPanel, RowState, STile};
 

@@ -7,6 +7,7 @@ use core::ops::Range;
 
 use half::bf16;
 
+use super::call::PackQ;
 use crate::bits::bf16_to_f32;
 use crate::format::{self, Row};
 use crate::problem::Precision;
@@ -20,8 +21,9 @@ pub fn convert_row<S>(_simd: S, row: &Row<'_>, out: &mut [bf16]) {
 
 /// Packs query rows into a panel: [`super::Kernel::pack_q`].
 #[inline(always)]
-pub fn pack_q(_simd: impl Copy, d_qk: usize, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
-    let sign = if negate { 0x8000_8000 } else { 0 };
+pub fn pack_q(_simd: impl Copy, call: &PackQ<'_>, panel: &mut QPanel) {
+    let PackQ { d_qk, rows, .. } = *call;
+    let sign = if call.negate { 0x8000_8000 } else { 0 };
     for (r, row) in rows.iter().enumerate() {
         for (pair, out) in row[..d_qk].as_chunks().0.iter().zip(&mut panel.0) {
             out[r] = join(*pair) ^ sign;

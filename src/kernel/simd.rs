@@ -7,11 +7,13 @@
 
 use core::ops::Range;
 
-use bytemuck::Pod;
+use bytemuck::{Pod, Zeroable};
 use half::bf16;
 
 use super::call::Epilogue;
+use super::memory::Word;
 use crate::bits::{Increment, NAN};
+use crate::format::f16_to_f32;
 use crate::tile::{ORow, STRIP};
 
 /// The vectors of an instruction set.
@@ -71,6 +73,40 @@ pub trait Simd: Copy {
     /// Reads the pairs that begin a row, which has no alignment but its own: `LANES` of
     /// them.
     fn load_pairs(self, row: &[bf16]) -> Self::I32;
+    /// Reads `LANES` numbers of FP16, in words; they have no alignment but their own.
+    #[inline(always)]
+    fn load_f16(self, words: &[Word]) -> Self::F32 {
+        let mut numbers = Self::Lanes::zeroed();
+        let lanes: &mut [f32] = bytemuck::cast_slice_mut(core::slice::from_mut(&mut numbers));
+        for (x, word) in lanes.iter_mut().zip(words) {
+            *x = f16_to_f32(word.to_bits());
+        }
+        self.load(&numbers)
+    }
+    /// Reads `LANES` integers of a byte each, in words.
+    #[inline(always)]
+    fn load_i8(self, words: &[Word]) -> Self::I32 {
+        let mut bits = Self::Lanes::zeroed();
+        let lanes: &mut [i32] = bytemuck::cast_slice_mut(core::slice::from_mut(&mut bits));
+        let integers: &[i8] = bytemuck::cast_slice(words);
+        for (x, &integer) in lanes.iter_mut().zip(integers) {
+            *x = integer.into();
+        }
+        self.to_bits(self.load(&bits))
+    }
+    /// Integers of up to 23 bits as numbers.
+    #[inline(always)]
+    fn number(self, x: Self::I32) -> Self::F32 {
+        // The integer is added to the bits of 1.5 * 2^23, whose last has the weight 1.
+        const ONES: f32 = 12_582_912.0;
+        let bits = self.add_i32(x, self.splat_i32(ONES.to_bits().cast_signed()));
+        self.sub(self.from_bits(bits), self.splat(ONES))
+    }
+    /// The same number everywhere, an FP16.
+    #[inline(always)]
+    fn splat_f16(self, word: Word) -> Self::F32 {
+        self.splat(f16_to_f32(word.to_bits()))
+    }
     /// A number's bits.
     fn to_bits(self, x: Self::F32) -> Self::I32;
     /// The number of these bits.

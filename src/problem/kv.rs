@@ -9,7 +9,7 @@ use half::bf16;
 
 use super::sequence::segment;
 use super::{Extra, Indices, Problem, Tensor};
-use crate::format::{Data, Row};
+use crate::format::{Dtype, Row};
 use crate::shape::Shape;
 
 /// Where a key is: the first two indices in the tensors of the first cache, or of the second.
@@ -19,7 +19,9 @@ pub(super) enum Slot {
 }
 
 /// The row of an index that names no key. It is hidden as well.
-static ZEROS: [bf16; MAX_WIDTH] = [bf16::ZERO; _];
+static ZEROS: [Word; Dtype::F32.words(MAX_WIDTH)] = [Word::ZERO; _];
+/// 16 bits of a row in memory.
+type Word = bf16;
 /// At least the widest row.
 pub(super) const MAX_WIDTH: usize = 1024;
 
@@ -113,13 +115,15 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// The second cache; the first where there is none.
+    /// The second cache.
+    fn second_cache(&self) -> Option<&Tensor<'a>> {
+        let sparse = self.sparse.as_ref()?;
+        sparse.extra.as_ref().map(|extra| &extra.kv)
+    }
+
+    /// The same; the first where there is none.
     fn extra(&self) -> &Tensor<'a> {
-        let extra = self
-            .sparse
-            .as_ref()
-            .and_then(|sparse| sparse.extra.as_ref());
-        extra.map_or(&self.kv, |extra| &extra.kv)
+        self.second_cache().unwrap_or(&self.kv)
     }
 }
 
@@ -128,34 +132,51 @@ impl<'a> Problem<'a> {
 // -------------------------------------------------------------------------------------------------
 
 impl<'a> Problem<'a> {
-    /// Whether queries are BF16 rows in memory.
-    pub(crate) fn queries_in_place(&self) -> bool {
-        self.q.data.is_bf16() && self.q_rope.is_none()
+    /// How queries are stored, if kernels can read them in memory.
+    pub(crate) fn queries_in_place(&self) -> Option<Dtype> {
+        self.q.data.dtype().filter(|_| self.q_rope.is_none())
     }
 
-    /// Whether keys are BF16 rows in memory.
-    pub(crate) fn keys_in_place(&self) -> bool {
-        self.has_key_rows() && self.k_rope.is_none()
+    /// How keys are stored, if kernels can read them in memory.
+    pub(crate) fn keys_in_place(&self) -> Option<Dtype> {
+        self.key_rows().filter(|_| self.k_rope.is_none())
     }
 
-    /// Whether [`each_key`](Self::each_key) has rows to visit: keys, or their part before the
+    /// How the rows are stored that [`each_key`](Self::each_key) visits: keys, or their part before the
     /// rotary one.
-    pub(crate) fn has_key_rows(&self) -> bool {
-        self.kv.data.is_bf16() && self.extra().data.is_bf16()
+    pub(crate) fn key_rows(&self) -> Option<Dtype> {
+        let dtype = self.kv.data.dtype();
+        dtype.filter(|_| self.extra().data.dtype() == dtype)
     }
 
-    /// Whether values are BF16 rows in memory.
-    pub(crate) fn values_in_place(&self) -> bool {
-        let extra = self
-            .sparse
-            .as_ref()
-            .and_then(|sparse| sparse.extra.as_ref());
-        self.value_columns().0.data.is_bf16() && extra.is_none_or(|extra| extra.kv.data.is_bf16())
+    /// How values are stored, if kernels can read them in memory.
+    pub(crate) fn values_in_place(&self) -> Option<Dtype> {
+        let dtype = self.value_columns().0.data.dtype();
+        let extra = self.second_cache();
+        dtype.filter(|_| extra.is_none_or(|extra| extra.data.dtype() == dtype))
     }
 
-    /// Whether values are columns of keys, and both are stored in another format.
-    pub(crate) fn values_are_in_keys(&self) -> bool {
-        self.v.is_none() && !self.values_in_place()
+    /// Whether queries are BF16 rows, perhaps stored in less.
+    pub(crate) fn has_bf16_queries(&self) -> bool {
+        let parts = [Some(&self.q), self.q_rope.as_ref()];
+        parts.into_iter().flatten().all(|part| part.data.is_bf16())
+    }
+
+    /// Whether keys are BF16 rows, perhaps stored in less.
+    pub(crate) fn has_bf16_keys(&self) -> bool {
+        let parts = [Some(&self.kv), self.k_rope.as_ref(), self.second_cache()];
+        parts.into_iter().flatten().all(|part| part.data.is_bf16())
+    }
+
+    /// Whether values are BF16 rows, perhaps stored in less.
+    pub(crate) fn has_bf16_values(&self) -> bool {
+        let parts = [Some(self.value_columns().0), self.second_cache()];
+        parts.into_iter().flatten().all(|part| part.data.is_bf16())
+    }
+
+    /// Whether some input has more than BF16 holds.
+    pub(crate) fn needs_fp32(&self) -> bool {
+        !(self.has_bf16_queries() && self.has_bf16_keys() && self.has_bf16_values())
     }
 
     /// Calls `visit` with each key's row in memory.
@@ -164,7 +185,7 @@ impl<'a> Problem<'a> {
         b: usize,
         head: usize,
         keys: Range<usize>,
-        visit: impl FnMut(&'a [bf16]),
+        visit: impl FnMut(&'a [Word]),
     ) {
         let [width, _] = self.k_widths();
         self.each_row(&self.kv, 0..width, [b, head], keys, visit);
@@ -176,7 +197,7 @@ impl<'a> Problem<'a> {
         b: usize,
         head: usize,
         keys: Range<usize>,
-        visit: impl FnMut(&'a [bf16]),
+        visit: impl FnMut(&'a [Word]),
     ) {
         let (tensor, columns) = self.value_columns();
         self.each_row(tensor, columns, [b, head], keys, visit);
@@ -188,16 +209,24 @@ impl<'a> Problem<'a> {
         columns: Range<usize>,
         [b, head]: [usize; 2],
         keys: Range<usize>,
-        mut visit: impl FnMut(&'a [bf16]),
+        mut visit: impl FnMut(&'a [Word]),
     ) {
-        let width = columns.len();
+        let words = |tensor: &Tensor<'a>| {
+            let (data, unit) = tensor.data.words().unwrap_or_default();
+            (data, tensor.strides.map(|stride| unit * stride))
+        };
+        let Some(dtype) = tensor.data.dtype() else {
+            return;
+        };
+        let first = dtype.words(columns.start);
+        let width = dtype.words(columns.end) - first;
+        let (data, [over_outer, over_token, over_head]) = words(tensor);
+        let base = head * over_head + first;
         // With a handful of heads a nanosecond for each row counts: the usual case has its own code.
-        if let (None, Data::Bf16(data)) = (&self.sparse, tensor.data) {
-            let [over_outer, over_token, over_head] = tensor.strides;
-            let base = head * over_head + columns.start;
+        if self.sparse.is_none() {
             let mut keys = keys;
             // Chunks, where rows don't overlap.
-            while over_token >= columns.end
+            while over_token >= first + width
                 && let Some(([outer, token], run)) = self.run(b, &keys)
             {
                 let first = base + outer * over_outer + token * over_token;
@@ -212,33 +241,33 @@ impl<'a> Problem<'a> {
             }
             return;
         }
+        let (extra, strides) = words(self.extra());
         for slot in self.slots(b, head, keys) {
-            let (tensor, [outer, token]) = match slot {
-                Some(Slot::Cache(at)) => (tensor, at),
-                Some(Slot::Extra(at)) => (self.extra(), at),
-                None => {
-                    visit(&ZEROS[..width]);
-                    continue;
+            let (data, start) = match slot {
+                Some(Slot::Cache([outer, token])) => {
+                    (data, base + outer * over_outer + token * over_token)
                 }
+                Some(Slot::Extra([outer, token])) => (
+                    extra,
+                    outer * strides[0] + token * strides[1] + head * strides[2] + first,
+                ),
+                None => (&ZEROS[..], 0),
             };
-            let row = tensor.row([outer, token, head], columns.end);
-            visit(row.columns_from(columns.start).as_bf16());
+            visit(&data[start..start + width]);
         }
     }
 
-    /// The longest contiguous run of `keys` from the first on, as rows of `D` elements: all of
+    /// The longest contiguous run of `keys` from the first on: all of
     /// them, or those of a page. `None` where rows aren't contiguous, or pages are small.
     pub(crate) fn contiguous_keys(
         &self,
         b: usize,
         head: usize,
         keys: &Range<usize>,
-    ) -> Option<&'a [bf16]> {
-        let [over_outer, over_token, over_head] = self.kv.strides;
-        let Data::Bf16(data) = self.kv.data else {
-            return None;
-        };
-        let width = self.shape.d_qk;
+    ) -> Option<&'a [Word]> {
+        let (data, unit) = self.kv.data.words()?;
+        let [over_outer, over_token, over_head] = self.kv.strides.map(|stride| unit * stride);
+        let width = self.kv.data.dtype()?.words(self.shape.d_qk);
         if over_token != width {
             return None;
         }

@@ -186,7 +186,8 @@ pub struct Problem<'a> {
     /// `v` is given, `d_v` of its columns are the values.
     pub kv: Tensor<'a>,
     /// The column of `kv`'s rows at which the values begin, 0 where the rotary part is last:
-    /// at most `d_qk - d_v`. 0 with `v`, with `k_rope`, and for FP8 and MODEL1 rows.
+    /// at most `d_qk - d_v`. 0 with `v`, with `k_rope`, and for FP8 and MODEL1 rows; a
+    /// multiple of 32 for ggml's blocks.
     pub v_offset: usize,
     /// The keys' rotary part, `[b, s_k, h_kv, d_qk - d_v]`, where it is a tensor of its own.
     pub k_rope: Option<Tensor<'a>>,
@@ -274,6 +275,16 @@ pub enum Rescale {
     /// Algorithm 2 with the compensation of the paper's appendix. With [`Precision::Bf16x2`] there
     /// is nothing to compensate.
     Compensated,
+}
+
+/// How a backend that multiplies BF16 takes inputs of FP16, FP32 or ggml's blocks. Other backends multiply them as they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Inputs {
+    /// As they are: the call is computed by the backend of the same processor that multiplies in FP32.
+    #[default]
+    AsGiven,
+    /// Rounded to BF16, to nearest even: faster, with an error of up to 2^-9 of each number.
+    Bf16,
 }
 
 /// The least precision of P in the second matrix product. A backend that multiplies in FP32

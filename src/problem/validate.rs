@@ -199,7 +199,10 @@ impl Problem<'_> {
         let extra = self.sparse.as_ref().and_then(|sparse| sparse.extra);
         let extra = extra.map(|extra| extra.kv.data);
         let columns = [Some(self.kv.data), extra].into_iter().flatten();
-        let last = if columns.into_iter().all(|data| data.has_columns()) {
+        let last = if columns
+            .into_iter()
+            .all(|data| data.has_column(self.v_offset))
+        {
             width - self.shape.d_v
         } else {
             0

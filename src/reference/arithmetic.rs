@@ -2,7 +2,6 @@
 
 use core::ops::{AddAssign, Mul};
 
-use half::bf16;
 use libm::log;
 
 use crate::bits::{bf16_round, bf16_to_f32};
@@ -32,11 +31,11 @@ impl Real for f64 {
 const LANES: usize = 16;
 
 /// The inner product, in `T`.
-pub(super) fn dot<T: Real>(q: &[bf16], k: &[bf16]) -> T {
+pub(super) fn dot<T: Real>(q: &[f32], k: &[f32]) -> T {
     let mut lanes = [T::from(0.0); LANES];
-    let mut add = |q: &[bf16], k: &[bf16]| {
+    let mut add = |q: &[f32], k: &[f32]| {
         for ((lane, q), k) in lanes.iter_mut().zip(q).zip(k) {
-            *lane += T::from(bf16_to_f32(q.to_bits())) * T::from(bf16_to_f32(k.to_bits()));
+            *lane += T::from(*q) * T::from(*k);
         }
     };
     let (q_chunks, q_tail) = q.as_chunks::<LANES>();
@@ -49,9 +48,9 @@ pub(super) fn dot<T: Real>(q: &[bf16], k: &[bf16]) -> T {
 }
 
 /// `o += p * v`, in `T`.
-pub(super) fn axpy<T: Real>(o: &mut [T], p: T, v: &[bf16]) {
+pub(super) fn axpy<T: Real>(o: &mut [T], p: T, v: &[f32]) {
     for (o, v) in o.iter_mut().zip(v) {
-        *o += p * T::from(bf16_to_f32(v.to_bits()));
+        *o += p * T::from(*v);
     }
 }
 

@@ -1,13 +1,11 @@
 //! Golden: the textbook's attention, in FP64.
 
-use half::bf16;
 use libm::{exp, log};
 
 use super::arithmetic::{axpy, dot};
-use super::row::{Row, check, check_row, check_rows, each_row, one_row, rows, with_row};
+use super::row::{MAX_WIDTH, Row, check, check_row, check_rows, each_row, one_row, rows, with_row};
 use crate::error::{Argument, Error};
 use crate::problem::Problem;
-use crate::tile::MAX_D_QK;
 
 /// The textbook: equation `eq:atten` in FP64, with a softmax of two passes, the maximum first. The
 /// paper's Golden is FP32.
@@ -48,7 +46,7 @@ pub fn golden_max_logits(problem: &Problem, max_logits: &mut [f64]) -> Result<()
     let scale = f64::from(problem.softmax_scale);
     for (at, [_, index]) in rows(problem) {
         max_logits[index] = with_row(problem, at, |row| {
-            let mut key = [bf16::ZERO; MAX_D_QK];
+            let mut key = [0.0; MAX_WIDTH];
             let seen = row.keys.clone().filter(|&k| row.sees(k));
             let scores = seen.map(|k| scale * dot::<f64>(row.q, row.key(k, &mut key)));
             scores.fold(f64::NEG_INFINITY, f64::max)
@@ -62,7 +60,7 @@ fn textbook(row: &Row, o: &mut [f64]) -> f64 {
     const STORED: usize = 512;
     let scale = f64::from(row.problem.softmax_scale);
     let visible = || row.keys.clone().filter(|&k| row.sees(k)).enumerate();
-    let mut key = [bf16::ZERO; MAX_D_QK];
+    let mut key = [0.0; MAX_WIDTH];
     let mut score = |k| scale * dot::<f64>(row.q, row.key(k, &mut key));
     let mut scores = [0.0; STORED];
     let mut m = f64::NEG_INFINITY;
@@ -81,7 +79,7 @@ fn textbook(row: &Row, o: &mut [f64]) -> f64 {
     }
     o.fill(0.0);
     let mut l = 0.0;
-    let mut value = [bf16::ZERO; MAX_D_QK];
+    let mut value = [0.0; MAX_WIDTH];
     for (i, k) in visible() {
         let s = scores.get(i).copied().unwrap_or_else(|| score(k));
         let p = exp(s - m);

@@ -10,7 +10,7 @@
 //! | [`amla_exact`] | ours | BF16, or a BF16 pair | `2^n` exactly, where it moved |
 //! | [`amla_exact_split_max`] | ours, accumulating in place | BF16, the largest a BF16 pair | the same |
 //!
-//! They take the kernel's [`Problem`], of any widths, row by row. A row is one query head of one query
+//! They take the kernel's [`Problem`], of any widths up to 1024, row by row. A row is one query head of one query
 //! position of one request. They share no arithmetic with the kernel but [`crate::bits`].
 //!
 //! # Outputs
@@ -23,7 +23,7 @@
 //!
 //! * A row sees the keys of its request that the causal mask, the window, the tail mask or the choice of
 //!   sparse attention doesn't hide. Other keys and their values take no part, whatever they hold.
-//! * Rows that aren't stored as BF16 are rounded to it first, as in the kernel.
+//! * Rows of FP8 and INT8 are BF16 rows stored in less ([`crate::format`]); all others are taken as they are.
 //! * A sink adds to the sum that O is divided by, not to lse.
 //! * A row that sees no key gets `O = 0` and `lse = +inf`.
 //! * Other non-finite values follow IEEE 754: a score of NaN or +inf makes its row NaN, and a NaN in V
@@ -31,7 +31,7 @@
 //! * A row whose visible scores are all -inf is 0/0: O and lse are NaN. While the running maximum is
 //!   -inf, 0 is subtracted from the scores instead. [`golden`] needs no such rule, and
 //!   [`amla_as_printed`] lacks it.
-//! * Inputs are BF16, products are accumulated in FP32, in [`golden`] in FP64.
+//! * Products are accumulated in FP32, in [`golden`] in FP64.
 //! * The algorithms don't define an order of summation, nor does the Cube. Scores are summed here as in
 //!   the kernel, so that both have the same S to the bit.
 //! * The product P V adds key by key to O itself. The paper has a matrix T of its own (Algorithm 1,

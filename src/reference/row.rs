@@ -2,16 +2,17 @@
 
 use core::ops::Range;
 
-use half::bf16;
 use libm::{exp, log};
 
 use super::arithmetic::{Real, axpy};
-use crate::bits::bf16_to_f32;
 use crate::error::{Argument, Error, right_length};
 use crate::format;
 use crate::problem::{Problem, in_range};
 use crate::schedule::splits;
-use crate::tile::{MAX_D_QK, MAX_D_V, STRIP, ascend::BASE_K};
+use crate::tile::{MAX_D_V, STRIP, ascend::BASE_K};
+
+/// Of the widest rows: twice the kernel's widest values.
+pub(super) const MAX_WIDTH: usize = 2 * MAX_D_V;
 
 /// One query head of one query position of one request.
 pub(super) struct Row<'a> {
@@ -23,29 +24,29 @@ pub(super) struct Row<'a> {
     /// The KV head.
     head: usize,
     /// The query, `[d_qk]`.
-    pub q: &'a [bf16],
+    pub q: &'a [f32],
     /// The keys to attend to; at least 1. A mask may hide some of them.
     pub keys: Range<usize>,
 }
 
 impl<'a> Row<'a> {
-    /// Key `k`; in `row` if it is split or isn't stored as BF16.
-    pub fn key<'b>(&self, k: usize, row: &'b mut [bf16; MAX_D_QK]) -> &'b [bf16]
+    /// Key `k`, in `row`.
+    pub fn key<'b>(&self, k: usize, row: &'b mut [f32; MAX_WIDTH]) -> &'b [f32]
     where
         'a: 'b,
     {
         let mut keys = self.problem.keys(self.b, self.head, k..k + 1);
         let parts = keys.next().unwrap_or([format::Row::EMPTY; 2]);
-        as_bf16(parts, self.problem.k_widths(), row)
+        numbers(parts, self.problem.k_widths(), row)
     }
 
-    /// Value `k`; in `row` if it isn't stored as BF16.
-    pub fn value<'b>(&self, k: usize, row: &'b mut [bf16; MAX_D_QK]) -> &'b [bf16]
+    /// Value `k`, in `row`.
+    pub fn value<'b>(&self, k: usize, row: &'b mut [f32; MAX_WIDTH]) -> &'b [f32]
     where
         'a: 'b,
     {
         let value = self.problem.value(self.b, self.head, k);
-        as_bf16(
+        numbers(
             [value, format::Row::EMPTY],
             [self.problem.shape.d_v, 0],
             row,
@@ -84,18 +85,18 @@ impl<'a> Row<'a> {
         const KEYS: usize = 16;
         let mut q = [0.0; BASE_K];
         let mut k = [[0.0; KEYS]; BASE_K];
-        let mut row = [bf16::ZERO; MAX_D_QK];
+        let mut row = [0.0; MAX_WIDTH];
         for (s, first) in s.chunks_mut(KEYS).zip(keys.clone().step_by(KEYS)) {
             let mut sums = [0.0; KEYS];
             for start in (0..self.q.len()).step_by(BASE_K) {
                 let features = start..self.q.len().min(start + BASE_K);
                 for (q, x) in q.iter_mut().zip(&self.q[features.clone()]) {
-                    *q = bf16_to_f32(x.to_bits());
+                    *q = *x;
                 }
                 for i in 0..s.len() {
                     let key = self.key(first + i, &mut row);
                     for (k, x) in k.iter_mut().zip(&key[features.clone()]) {
-                        k[i] = bf16_to_f32(x.to_bits());
+                        k[i] = *x;
                     }
                 }
                 let mut chunk = [0.0; KEYS];
@@ -133,7 +134,7 @@ impl<'a> Row<'a> {
 
     /// [`pv`](Self::pv) of the columns from `first` on.
     fn columns_pv(&self, keys: &Range<usize>, p: &[f32], first: usize, o: &mut [f32]) {
-        let mut row = [bf16::ZERO; MAX_D_QK];
+        let mut row = [0.0; MAX_WIDTH];
         for (&p, k) in p.iter().zip(keys.clone()) {
             if self.sees(k) {
                 axpy(o, p, &self.value(k, &mut row)[first..]);
@@ -142,16 +143,12 @@ impl<'a> Row<'a> {
     }
 }
 
-/// A row as BF16: in place, or in `row` if it is split or isn't stored as BF16.
-pub(super) fn as_bf16<'b>(
+/// A row's numbers, in `row`.
+pub(super) fn numbers<'b>(
     [first, second]: [format::Row<'b>; 2],
     [width, rope]: [usize; 2],
-    row: &'b mut [bf16; MAX_D_QK],
-) -> &'b [bf16] {
-    let stored = first.as_bf16();
-    if rope == 0 && !stored.is_empty() {
-        return stored;
-    }
+    row: &'b mut [f32; MAX_WIDTH],
+) -> &'b [f32] {
     let (head, tail) = row.split_at_mut(width);
     format::convert(&first, head);
     format::convert(&second, &mut tail[..rope]);
@@ -205,12 +202,9 @@ pub(super) fn check_row(
 
 fn check_problem(problem: &Problem) -> Result<(), Error> {
     problem.check()?;
-    // Other rows are converted in a buffer.
-    let in_place =
-        problem.queries_in_place() && problem.keys_in_place() && problem.values_in_place();
-    let widest = if in_place { usize::MAX } else { MAX_D_QK };
+    // Rows are converted in a buffer.
     let s = &problem.shape;
-    in_range(Argument::DQk, s.d_qk.max(s.d_v), 1, widest)
+    in_range(Argument::DQk, s.d_qk.max(s.d_v), 1, MAX_WIDTH)
 }
 
 /// Calls `attend` with every row that sees a key, and the row's part of `o`. It returns lse, which is
@@ -249,13 +243,13 @@ pub(super) fn with_row<R>(
     [b, j, h]: [usize; 3],
     attend: impl FnOnce(&Row) -> R,
 ) -> R {
-    let mut row = [bf16::ZERO; MAX_D_QK];
+    let mut row = [0.0; MAX_WIDTH];
     attend(&Row {
         problem,
         b,
         j,
         head: h / problem.shape.group(),
-        q: as_bf16(problem.query(b, j, h), problem.q_widths(), &mut row),
+        q: numbers(problem.query(b, j, h), problem.q_widths(), &mut row),
         keys: problem.visible(b, j),
     })
 }
@@ -309,10 +303,10 @@ pub(super) fn one_row<T: Real>(
             // The sink has all the weight, and finite values have none.
             o.fill(0.0.into());
             let weight = T::round(if sink.is_nan() { sink } else { 0.0 });
-            let mut row = [bf16::ZERO; MAX_D_QK];
+            let mut row = [0.0; MAX_WIDTH];
             for k in visible_keys.filter(|&k| problem.sees(b, head, j, k)) {
                 let value = problem.value(b, head, k);
-                let value = as_bf16([value, format::Row::EMPTY], [s.d_v, 0], &mut row);
+                let value = numbers([value, format::Row::EMPTY], [s.d_v, 0], &mut row);
                 axpy(o, weight, value);
             }
         }

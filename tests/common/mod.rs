@@ -110,6 +110,7 @@ pub fn modes(backend: Backend) -> [Options; 4] {
         backend,
         rescale,
         precision,
+        ..Options::default()
     };
     [
         with(Rescale::Exact, Precision::Bf16),

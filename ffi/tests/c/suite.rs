@@ -89,6 +89,9 @@ impl Cases {
         let (dtype, bytes) = match *data {
             Data::Bf16(data) => (1, halves(data)),
             Data::F16(data) => (2, bytes_of(data, f16::to_le_bytes)),
+            Data::F32(data) => (3, bytes_of(data, f32::to_le_bytes)),
+            Data::Q8_0(blocks) => (7, bytemuck::cast_slice(blocks).to_vec()),
+            Data::Q4_0(blocks) => (8, bytemuck::cast_slice(blocks).to_vec()),
             Data::Fp8(bytes) => (4, bytes.to_vec()),
             Data::Model1 {
                 bytes,

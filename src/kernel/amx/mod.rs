@@ -26,6 +26,7 @@ use half::bf16;
 pub use tiles::Amx;
 use tiles::{DEPTH, SIDE, Tiles};
 
+use super::PackQ;
 use super::prefetch::{self, Budget, Hint, Spread, TILE_LINES};
 use super::scalar::prob_of;
 use super::simd;
@@ -55,13 +56,13 @@ impl Kernel for Amx {
         }
     }
 
-    fn pack_q(self, d_qk: usize, rows: &[&[bf16]], negate: bool, _fused: bool, panel: &mut QPanel) {
+    fn pack_q(self, call: &PackQ<'_>, panel: &mut [QPanel]) {
         // SAFETY: the token proves the features.
-        unsafe { zmm::transpose_q::<true>(self.zmm, d_qk, rows, negate, panel) }
+        unsafe { zmm::transpose_q::<true>(self.zmm, call, &mut panel[0]) }
     }
 
-    fn qk(self, call: &Qk<'_>, q: &QPanel, scratch: &mut L0b, s: &mut STile) {
-        qk::qk(self, call, &q.0[..call.d_qk / 2], scratch, s);
+    fn qk(self, call: &Qk<'_>, q: &[QPanel], scratch: &mut L0b, s: &mut STile) {
+        qk::qk(self, call, &q[0].0[..call.d_qk / 2], scratch, s);
     }
 
     fn prob(self, p: &L0a, precision: Precision, k: usize, r: usize) -> f32 {

@@ -3,13 +3,13 @@
 pub use half::bf16;
 
 pub use crate::kernel::arch::*;
-pub use crate::kernel::call::{Columns, FusedEnd, Pv, Qk, Skipped, Softmax, Strips};
-pub use crate::kernel::memory::{FUSED_KEYS, strip_is_finite};
+pub use crate::kernel::call::{Columns, FusedEnd, PackQ, Pv, Qk, Skipped, Softmax, Strips};
+pub use crate::kernel::memory::FUSED_KEYS;
 pub use crate::kernel::prefetch::{Core, Hint, LINE};
 pub use crate::kernel::simd::Simd;
 pub use crate::kernel::zmm::dots::{Dots, as_pairs, from_pairs, load_pairs};
 pub use crate::kernel::zmm::{LANES, NOT_FINITE, Zmm, load_row, store_pairs};
-use crate::kernel::{detect, simd};
+use crate::kernel::{detect, scalar, simd};
 pub use crate::problem::{Precision, Rescale};
 pub use crate::tile::{
     BLOCK_KEYS, BLOCK_PAIRS, L0a, L0b, MAX_D_V, ORow, PANEL_ROWS, PTile, QPanel, Residuals,
@@ -65,4 +65,18 @@ pub fn store(to: &mut [f32; LANES], x: __m512) {
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 pub fn rescale_rows(zmm: Zmm, rows: &mut [ORow], increment: &[i32]) {
     simd::rescale_rows(zmm, rows, increment, 0..STRIP / LANES);
+}
+
+/// [`scalar::finite`] of a strip.
+///
+/// # Safety
+/// The values are valid for reads of the strip's columns and of those before.
+#[cold]
+pub unsafe fn strip_is_finite<const N: usize>(values: &[[*const bf16; N]], strip: usize) -> bool {
+    let columns = strip * STRIP..(strip + 1) * STRIP;
+    let values = values.as_flattened().iter().map(|&value| {
+        // SAFETY: the caller's promise; they aren't written while the call runs.
+        unsafe { core::slice::from_raw_parts(value, columns.end) }
+    });
+    scalar::finite(values, &columns)
 }

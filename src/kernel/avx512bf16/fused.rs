@@ -190,8 +190,9 @@ impl<const MLA: bool> Call<'_, MLA> {
                 rows,
                 q: self.block.q(rows),
                 block: self.block,
-                half_lines: self.block.lines() / 2,
+                half_lines: [self.block.lines() / 2, self.block.lines().div_ceil(2)],
                 pairs: PAIRS,
+                skips: call.mask.is_some() || padded > len,
                 keys: &self.block.keys[first..][..padded],
                 values: self.block.values[first..][..padded].as_chunks().0,
                 next: LATER
@@ -278,10 +279,12 @@ struct Step<'a, P, const TILES: usize, const MLA: bool> {
     rows: usize,
     q: &'a [u32],
     block: &'a Block<'a, MLA>,
-    /// Half of the lines of a key, where the compiler doesn't see it.
-    half_lines: usize,
+    /// Half of the lines of a key, rounded down and up, where the compiler doesn't see it.
+    half_lines: [usize; 2],
     /// Pairs of a vector of keys, hidden from the compiler as well.
     pairs: usize,
+    /// Whether strips are skipped in which values aren't finite: where some row doesn't see some key, or keys are repeated.
+    skips: bool,
     /// Each is valid for reads of the block's lines.
     keys: &'a [*const bf16],
     /// Each is valid for reads of the block's strips.
@@ -297,7 +300,7 @@ impl<P: Policy, const TILES: usize, const MLA: bool> Step<'_, P, TILES, MLA> {
     fn qk<const N: usize>(&self, groups: Range<usize>, row: usize, s: &mut Scores) {
         let zmm = self.zmm;
         let pairs = self.block.lines() * LANES;
-        assert!(self.half_lines <= self.block.lines() / 2);
+        assert!(self.half_lines[0] + self.half_lines[1] <= self.block.lines());
         let q = &self.q[row * pairs..][..N * pairs];
         // A group prefetches two rows; with two tiles, each one of them.
         const { assert!(fused_rows::ROWS == 2 * (KEYS / GROUP)) };
@@ -310,12 +313,12 @@ impl<P: Policy, const TILES: usize, const MLA: bool> Step<'_, P, TILES, MLA> {
                     if TILES == 1 {
                         rows.0[2 * group + half]
                     } else {
-                        rows.0[2 * group + second].wrapping_add(half * self.half_lines * LINE)
+                        rows.0[2 * group + second].wrapping_add(half * self.half_lines[0] * LINE)
                     }
                 });
                 // Unrolled, prefetches would be moved side by side, and Q to the stack.
-                for i in 0..self.half_lines {
-                    let v = half * self.half_lines + i;
+                for i in 0..self.half_lines[half] {
+                    let v = half * self.half_lines[0] + i;
                     self.prefetch(&mut next);
                     let mut q_pairs = [as_pairs(_mm512_setzero_si512()); N];
                     for r in 0..N {
@@ -415,7 +418,8 @@ impl<P: Policy, const TILES: usize, const MLA: bool> Step<'_, P, TILES, MLA> {
                     }
                 }
             }
-            if row == 0 {
+            // A second part of P, and a residual, have either sign.
+            if row == 0 && (self.skips || probs.len > 1 || probs.carried != 0) {
                 let mut wrong = 0;
                 for acc in acc[0].as_flattened() {
                     wrong |= _mm512_fpclass_ps_mask::<NOT_FINITE>(*acc);

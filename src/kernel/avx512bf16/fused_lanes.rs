@@ -77,8 +77,9 @@ const fn alone(rows: usize) -> Option<usize> {
 /// constant, as loops would be unrolled.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 #[inline(never)]
-pub fn pack_q(d_qk: usize, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
-    let sign = if negate { 0x8000_8000 } else { 0 };
+pub fn pack_q(call: &PackQ<'_>, panel: &mut QPanel) {
+    let PackQ { d_qk, rows, .. } = *call;
+    let sign = if call.negate { 0x8000_8000 } else { 0 };
     let vectors = vectors(rows.len());
     let out: &mut [[u32; LANES]] = panel.0.as_flattened_mut().as_chunks_mut().0;
     let out = &mut out[..vectors * (d_qk / 2 / EACH)];
@@ -240,7 +241,8 @@ impl<const MLA: bool> Call<'_, MLA> {
                     rescale_rows(zmm, o, &p.increment);
                 }
             }
-            let skipped = if finite && heads {
+            let skips = call.mask.is_some() || padded > len || probs.len > 1;
+            let skipped = if finite && heads || !skips {
                 step.pv::<N>(&probs, o);
                 0
             } else {

@@ -29,6 +29,7 @@ pub use common::Avx512Bf16;
 use half::bf16;
 use p::Blocked;
 
+use super::PackQ;
 use super::arch::*;
 use super::prefetch::{self, Budget, Core};
 use super::scalar::prob_of;
@@ -39,7 +40,7 @@ use super::zmm::fused_rows::{Block, is_mla};
 use super::zmm::{self, LANES};
 use super::{Columns, Epilogue, FusedBlock, FusedEnd, Kernel, Pv, Qk, Skipped, Softmax};
 use crate::bits::Increment;
-use crate::format::Row;
+use crate::format::{Dtype, Row};
 use crate::problem::Precision;
 use crate::tile::{BLOCK_KEYS, L0a, L0b, ORow, QPanel, RowState, STile};
 
@@ -61,20 +62,22 @@ impl Kernel for Avx512Bf16 {
         }
     }
 
-    fn pack_q(self, d_qk: usize, rows: &[&[bf16]], negate: bool, fused: bool, panel: &mut QPanel) {
+    fn pack_q(self, call: &PackQ<'_>, panel: &mut [QPanel]) {
+        let panel = &mut panel[0];
         // SAFETY: the token proves the features.
         unsafe {
-            match rows.len() {
-                len if fused && rows_in_lanes(self, len) => {
-                    fused_lanes::pack_q(d_qk, rows, negate, panel);
+            match call.rows.len() {
+                len if call.fused.is_some() && rows_in_lanes(self, len) => {
+                    fused_lanes::pack_q(call, panel);
                 }
-                ..=skinny::C1_ROWS => skinny::pack_q(d_qk, rows, negate, panel),
-                _ => zmm::pack_q(self.zmm, d_qk, rows, negate, panel),
+                ..=skinny::C1_ROWS => skinny::pack_q(call, panel),
+                _ => zmm::pack_q(self.zmm, call, panel),
             }
         }
     }
 
-    fn qk(self, call: &Qk<'_>, q: &QPanel, _scratch: &mut L0b, s: &mut STile) {
+    fn qk(self, call: &Qk<'_>, q: &[QPanel], _scratch: &mut L0b, s: &mut STile) {
+        let q = &q[0];
         let panel = &q.0[..call.d_qk / 2];
         // SAFETY: the token proves the features.
         unsafe {
@@ -126,7 +129,7 @@ impl Kernel for Avx512Bf16 {
         }
     }
 
-    fn permute(self, fused: bool, o: &mut [ORow], to: Columns) {
+    fn permute(self, fused: bool, _values: Dtype, o: &mut [ORow], to: Columns) {
         if fused {
             // SAFETY: the token proves the features.
             unsafe { skinny::permute(o, to) }

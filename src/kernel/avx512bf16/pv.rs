@@ -71,6 +71,11 @@ pub fn padded(call: &Pv<'_>) -> [*const bf16; BLOCK_KEYS] {
     rows
 }
 
+/// Whether strips are skipped in which values aren't finite. A P in two parts has a second part of either sign.
+pub fn skips(call: &Pv<'_>) -> bool {
+    call.skips || call.precision == Precision::Bf16x2
+}
+
 /// C2 of a panel and a strip.
 struct StripTile<'a> {
     zmm: Zmm,
@@ -79,6 +84,7 @@ struct StripTile<'a> {
     low: Option<&'a PTile>,
     weights: &'a [f32; PANEL_ROWS],
     increment: Option<&'a [i32; PANEL_ROWS]>,
+    skips: bool,
 }
 
 impl<'a> StripTile<'a> {
@@ -89,6 +95,7 @@ impl<'a> StripTile<'a> {
             low: (call.precision == Precision::Bf16x2).then_some(&p.low),
             weights: &p.weights,
             increment: (!call.first).then_some(&p.increment),
+            skips: skips(call),
         }
     }
 
@@ -148,7 +155,7 @@ impl<'a> StripTile<'a> {
         }
         // A value that isn't finite makes every row's product so, since 0 times it is NaN. The product may also have
         // left FP32's range.
-        if !finite(&acc) && !v.as_flattened().iter().all(|&pair| finite_pair(pair)) {
+        if self.skips && !finite(&acc) && !v.as_flattened().iter().all(|&pair| finite_pair(pair)) {
             return false;
         }
         if !self.accumulates_in_o() {

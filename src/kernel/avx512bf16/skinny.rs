@@ -18,7 +18,7 @@
 
 use super::common::*;
 use super::p;
-use super::pv::{TILE_ROWS, add_to, padded, rescale, tile_rows};
+use super::pv::{TILE_ROWS, add_to, padded, rescale, skips, tile_rows};
 use crate::kernel::prefetch::Spread;
 use crate::tile::MAX_D_QK;
 
@@ -35,8 +35,9 @@ const fn vectors(d_qk: usize) -> usize {
 
 /// Packs Q for C1 here: row-major, from the panel's start.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
-pub fn pack_q(d_qk: usize, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
-    let sign = _mm512_set1_epi32(if negate { 0x8000_8000_u32 } else { 0 }.cast_signed());
+pub fn pack_q(call: &PackQ<'_>, panel: &mut QPanel) {
+    let PackQ { d_qk, rows, .. } = *call;
+    let sign = _mm512_set1_epi32(if call.negate { 0x8000_8000_u32 } else { 0 }.cast_signed());
     let out = panel.0.as_flattened_mut().as_chunks_mut().0;
     for (row, out) in rows.iter().zip(out.chunks_mut(vectors(d_qk))) {
         for (pairs, out) in row[..d_qk].chunks(2 * LANES).zip(out) {
@@ -197,6 +198,7 @@ pub fn pv(kernel: Avx512Bf16, call: &Pv<'_>, p: &L0a, o: &mut [ORow]) -> Strips 
         low,
         weights: &p.weights,
         increment: (!call.first).then_some(&p.increment),
+        skips: skips(call),
         strips: call.strips,
         values: &rows.as_chunks().0[..pairs],
     };
@@ -226,6 +228,7 @@ struct C2<'a> {
     low: &'a [Words],
     weights: &'a [f32; PANEL_ROWS],
     increment: Option<&'a [i32; PANEL_ROWS]>,
+    skips: bool,
     strips: usize,
     /// Each is valid for reads of as many strips.
     values: &'a [[*const bf16; 2]],
@@ -275,7 +278,7 @@ impl C2<'_> {
                 acc = self.accumulate(part, strip, row, acc);
             }
         }
-        if row == 0 && !finite(&acc) {
+        if row == 0 && self.skips && !finite(&acc) {
             // SAFETY: values are valid for reads of all strips, of which this is one.
             if !unsafe { strip_is_finite(self.values, strip) } {
                 return 0;

@@ -10,8 +10,9 @@
 //! | V1 | a row's keys in the lanes ([`softmax_rows`]) | S and P, row by row |
 //! | C2 | `rows` x pairs of vectors of columns | V in place, P by broadcast |
 //!
-//! Each backend has its tiles ([`Tiles`]). Both matrix products convert a vector of BF16 pairs into its even and its odd elements,
-//! once for all rows of a tile. O's columns have that order until the epilogue. O is compact: strip after strip of `rows` rows.
+//! Each backend has its tiles ([`Tiles`]), for each way in which rows are stored. Both matrix products convert two vectors of a
+//! row's numbers ([`Element`]), once for all rows of a tile. Q and O's columns have the order in which these come, O until the
+//! epilogue. O is compact: strip after strip of `rows` rows.
 //!
 //! Kernels know widths as numbers only, so that all widths share their code.
 #![allow(unsafe_code, reason = "loads by way of pointers to rows")]
@@ -20,15 +21,15 @@
     reason = "counted loops unroll early, so that accumulators become registers"
 )]
 
-use half::bf16;
-
+use super::element::{CHUNK, Element};
 use super::panel::put_prob;
+use crate::format::Dtype;
+use crate::kernel::call::PackQ;
+use crate::kernel::memory::Word;
 use crate::kernel::prefetch::LINE;
-use crate::kernel::simd::{Simd, even, lanes, lanes_mut, odd, rescale_rows, split};
+use crate::kernel::simd::{Simd, lanes, lanes_mut, rescale_rows};
 use crate::kernel::softmax_rows::{self, Bases, Scores, Unrounded, softmax_rows};
-use crate::kernel::{
-    FUSED_KEYS, FUSED_MULTIPLE, FusedBlock, FusedEnd, Skipped, Softmax, Strips, strip_is_finite,
-};
+use crate::kernel::{FUSED_KEYS, FUSED_MULTIPLE, FusedBlock, FusedEnd, Skipped, Softmax, Strips};
 use crate::tile::{BLOCK_KEYS, L0a, MAX_D_QK, ORow, QPanel, RowState, STRIP};
 
 /// Rows of the largest fused group: `limit`, from which on panels are faster, or what a panel's memory holds in FP32.
@@ -50,8 +51,8 @@ const DISTANCE: usize = 4;
 /// Rows of a register tile where a group has several. Taller ones leave room for fewer keys or columns, and gain only by
 /// converting these once.
 const TALLEST: usize = 6;
-/// Cache lines of the widest key.
-const MAX_LINES: usize = MAX_D_QK / LINE;
+/// Chunks of the widest key.
+const MAX_CHUNKS: usize = MAX_D_QK / CHUNK;
 
 // The last step may have a single key of the block, and prefetches as many as it computes on.
 const _: () = assert!(FUSED_KEYS >= BLOCK_KEYS + GROUP + LONG + DISTANCE);
@@ -63,26 +64,40 @@ pub type Pv<S> = unsafe fn(S, &Step<'_>, usize, &Scores, &mut Output<'_>);
 
 /// A backend's register tiles, as [`backend`](super::backend) lists them: the n-th has n rows.
 pub trait Tiles: Simd + 'static {
-    /// Those of C1.
-    const QK: &'static [Qk<Self>];
-    /// Those of C2.
-    const PV: &'static [Pv<Self>];
+    /// Those of C1, for keys that are stored so.
+    fn qk(keys: Dtype) -> &'static [Qk<Self>];
+    /// Those of C2, for values.
+    fn pv(values: Dtype) -> &'static [Pv<Self>];
 }
 
-/// Q as C1 reads it, in FP32: a vector of each row's even elements, one of each row's odd ones, and so on.
+/// Q as C1 reads it, in FP32: a vector of each row, then the next of each. Of two vectors the first has the numbers of even index
+/// where `split`, as keys have them.
 #[inline(always)]
-pub fn pack_q<S: Simd>(simd: S, d_qk: usize, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
-    let sign = simd.splat_i32(if negate { i32::MIN } else { 0 });
-    let numbers: &mut [f32] = bytemuck::cast_slice_mut(panel.0.as_flattened_mut());
-    let out = lanes_mut::<S>(numbers);
+pub fn pack_q<S: Simd, E: Element<S>>(
+    simd: S,
+    call: &PackQ<'_>,
+    split: bool,
+    panel: &mut [QPanel],
+) {
+    let PackQ { d_qk, rows, .. } = *call;
+    let sign = simd.splat_i32(if call.negate { i32::MIN } else { 0 });
+    let numbers: &mut [f32] = bytemuck::cast_slice_mut(panel);
+    let out = lanes_mut::<S>(&mut numbers[..rows.len() * d_qk]);
     for (r, row) in rows.iter().enumerate() {
-        let out = out[r..].chunks_mut(2 * rows.len());
-        for (row, out) in row[..d_qk].chunks_exact(2 * S::LANES).zip(out) {
-            let parts = split(simd, simd.load_pairs(row));
+        let row = row[..E::DTYPE.words(d_qk)].as_ptr();
+        for at in (0..d_qk).step_by(2 * S::LANES) {
+            // SAFETY: the row has these numbers, by the slicing above.
+            let vectors = unsafe {
+                if split {
+                    E::split(simd, row, at)
+                } else {
+                    E::in_order(simd, row, at)
+                }
+            };
             for i in 0..2 {
                 // Added to the sign, it flips.
-                let flipped = simd.from_bits(simd.add_i32(simd.to_bits(parts[i]), sign));
-                simd.store(flipped, &mut out[i * rows.len()]);
+                let flipped = simd.from_bits(simd.add_i32(simd.to_bits(vectors[i]), sign));
+                simd.store(flipped, &mut out[(at / S::LANES + i) * rows.len() + r]);
             }
         }
     }
@@ -93,28 +108,34 @@ pub struct Step<'a> {
     /// Of Q and O.
     rows: usize,
     q: &'a [f32],
-    lines: usize,
+    chunks: usize,
     strips: usize,
     /// Rows that C2 prefetches with each group of keys of each strip.
     rows_each: usize,
-    /// Full groups. Each is valid for reads of `lines` lines.
-    keys: &'a [*const bf16],
+    /// Full groups. Each is valid for reads of `chunks` chunks.
+    keys: &'a [*const Word],
     /// Each is valid for reads of O's strips.
-    values: &'a [[*const bf16; GROUP]],
+    values: &'a [[*const Word; GROUP]],
     /// The rows that C1 prefetches, and those that C2 does: half as many as keys each.
-    prefetch: [&'a [*const bf16]; 2],
+    prefetch: [&'a [*const Word]; 2],
     /// Whether they are prefetched into L2, or else into L1d.
     into_l2: bool,
+    /// Whether strips are skipped in which values aren't finite: where some row doesn't see some key, or keys are repeated.
+    skips: bool,
 }
 
 impl Step<'_> {
+    /// Prefetches a chunk of a row: a line or two, or a line's part.
     #[inline(always)]
-    fn prefetch_line<S: Simd>(&self, simd: S, row: *const bf16, line: usize) {
-        let at = row.wrapping_add(line * LINE);
-        if self.into_l2 {
-            simd.prefetch_l2(at);
-        } else {
-            simd.prefetch(at);
+    fn prefetch_chunk<S: Simd, E: Element<S>>(&self, simd: S, row: *const Word, chunk: usize) {
+        let words = const { E::DTYPE.words(CHUNK) };
+        for line in (0..words).step_by(LINE) {
+            let at = row.wrapping_add(chunk * words + line);
+            if self.into_l2 {
+                simd.prefetch_l2(at);
+            } else {
+                simd.prefetch(at);
+            }
         }
     }
 }
@@ -139,9 +160,10 @@ pub fn fused<T: Tiles>(
     const SHORT_ROWS: usize = 4;
     let rows = call.rows;
     let (d_qk, d_v) = (block.keys.width(), block.values.width());
-    assert!(d_qk.is_multiple_of(2 * LINE) && d_v.is_multiple_of(STRIP) && d_qk >= d_v);
-    let (lines, strips) = (d_qk / LINE, d_v / STRIP);
-    let q: &[f32] = bytemuck::cast_slice(block.q.0.as_flattened());
+    assert!(d_qk.is_multiple_of(CHUNK) && d_v.is_multiple_of(STRIP) && d_v > 0);
+    let (chunks, strips) = (d_qk / CHUNK, d_v / STRIP);
+    let tiles_of = (T::qk(block.keys.dtype()), T::pv(block.values.dtype()));
+    let q: &[f32] = bytemuck::cast_slice(block.q);
     let (keys, values) = (block.keys.pointers(), block.values.pointers());
     let at_once = if rows <= SHORT_ROWS { SHORT } else { LONG };
     let mut scores = Scores([[0.0; _]; _]);
@@ -159,15 +181,16 @@ pub fn fused<T: Tiles>(
         let step = Step {
             rows,
             q: &q[..rows * d_qk],
-            lines,
+            chunks,
             strips,
             rows_each: GROUP / 2 / strips,
             into_l2,
+            skips: call.mask.is_some() || padded > range.len(),
             keys: &keys[first..][..padded],
             values: values[first..][..padded].as_chunks().0,
             prefetch: prefetch.split_at(padded / 2).into(),
         };
-        for (row, qk) in row_tiles(rows, T::QK) {
+        for (row, qk) in row_tiles(rows, tiles_of.0) {
             // SAFETY: the token proves the features.
             unsafe { qk(tiles, &step, row, &mut scores) };
         }
@@ -188,7 +211,7 @@ pub fn fused<T: Tiles>(
                 rescale_rows(tiles, o, &p.increment, 0..STRIP / T::LANES);
             }
         }
-        for (row, pv) in row_tiles(rows, T::PV) {
+        for (row, pv) in row_tiles(rows, tiles_of.1) {
             // SAFETY: the token proves the features.
             unsafe { pv(tiles, &step, row, &scores, &mut output) };
         }
@@ -230,39 +253,34 @@ fn row_tiles<F: Copy>(rows: usize, tiles: &[F]) -> impl Iterator<Item = (usize, 
 
 /// C1: scores of the `N` rows from `row` on, `K` keys at a time: two or four. For each pair of keys it prefetches a row.
 #[inline(always)]
-pub fn fused_qk<S: Simd, const N: usize, const K: usize>(
+pub fn fused_qk<S: Simd, E: Element<S>, const N: usize, const K: usize>(
     simd: S,
     step: &Step<'_>,
     row: usize,
     s: &mut Scores,
 ) {
-    const { assert!((K == 2 || K == 4) && LINE.is_multiple_of(2 * S::LANES)) };
-    let vectors = const { LINE / (2 * S::LANES) };
-    // A single row has sums of even elements and of odd ones apart: too few otherwise for the latency of the multiply-adds.
+    const { assert!((K == 2 || K == 4) && CHUNK.is_multiple_of(2 * S::LANES)) };
+    let vectors = const { CHUNK / (2 * S::LANES) };
+    // A single row has sums of first vectors and of second ones apart: too few otherwise for the latency of the multiply-adds.
     let chains = const { if N == 1 { 2 } else { 1 } };
     let rows = step.rows;
-    assert!(row + N <= rows && step.q.len() == rows * step.lines * LINE);
+    assert!(row + N <= rows && step.q.len() == rows * step.chunks * CHUNK);
     let q = lanes::<S>(step.q);
     for (tile, keys) in step.keys.as_chunks::<K>().0.iter().enumerate() {
         let mut prefetch = [core::ptr::null(); K];
         prefetch[..K / 2].copy_from_slice(&step.prefetch[0][tile * K / 2..][..K / 2]);
         let mut acc = [[[simd.splat(0.0); N]; K]; 2];
-        for line in 0..step.lines {
+        for chunk in 0..step.chunks {
             for i in 0..K / 2 {
-                step.prefetch_line(simd, prefetch[i], line);
+                step.prefetch_chunk::<S, E>(simd, prefetch[i], chunk);
             }
             for i in 0..vectors {
-                let vector = line * vectors + i;
+                let vector = chunk * vectors + i;
                 for half in 0..2 {
                     let mut key = [simd.splat(0.0); K];
                     for k in 0..K {
-                        // SAFETY: a key is valid for reads of as many lines, and their vectors.
-                        let pairs = unsafe { pairs_at(simd, keys[k], vector * 2 * S::LANES) };
-                        key[k] = if half == 0 {
-                            even(simd, pairs)
-                        } else {
-                            odd(simd, pairs)
-                        };
+                        // SAFETY: a key is valid for reads of as many chunks, and their vectors.
+                        key[k] = unsafe { E::vector(simd, keys[k], vector * 2 * S::LANES, half) };
                     }
                     for r in 0..N {
                         let at = (2 * vector + half) * rows + row + r;
@@ -298,7 +316,7 @@ pub fn fused_qk<S: Simd, const N: usize, const K: usize>(
 /// aren't finite, and adds them to those that are skipped. Such a V makes no row's O finite, since 0 times it is NaN:
 /// the first row of all tells where to look.
 #[inline(always)]
-pub fn fused_pv<S: Simd, const N: usize, const V: usize>(
+pub fn fused_pv<S: Simd, E: Element<S>, const N: usize, const V: usize>(
     simd: S,
     step: &Step<'_>,
     row: usize,
@@ -336,12 +354,12 @@ pub fn fused_pv<S: Simd, const N: usize, const V: usize>(
                     probs[r] = &p[r].as_chunks().0[group];
                 }
                 let visit = strip * step.values.len() + group;
-                let (line, end) = (part * step.lines / parts, (part + 1) * step.lines / parts);
+                let (chunk, end) = (part * step.chunks / parts, (part + 1) * step.chunks / parts);
                 for &row in &step.prefetch[1][visit * step.rows_each..][..step.rows_each] {
-                    // Unrolled: a loop that ends after some lines is mispredicted.
-                    for i in 0..const { MAX_LINES.div_ceil(STRIP / (V * 2 * S::LANES)) } {
-                        if line + i < end {
-                            step.prefetch_line(simd, row, line + i);
+                    // Unrolled: a loop that ends after some chunks is mispredicted.
+                    for i in 0..const { MAX_CHUNKS.div_ceil(STRIP / (V * 2 * S::LANES)) } {
+                        if chunk + i < end {
+                            step.prefetch_chunk::<S, E>(simd, row, chunk + i);
                         }
                     }
                 }
@@ -349,9 +367,10 @@ pub fn fused_pv<S: Simd, const N: usize, const V: usize>(
                     let mut v = [[zero; 2]; V];
                     for i in 0..V {
                         let column = strip * STRIP + part * width + i * 2 * S::LANES;
-                        // SAFETY: values are valid for reads of all strips, of which this is one.
-                        let pairs = unsafe { pairs_at(simd, values[k], column) };
-                        v[i] = [even(simd, pairs), odd(simd, pairs)];
+                        for h in 0..2 {
+                            // SAFETY: values are valid for reads of all strips, of which this is one.
+                            v[i][h] = unsafe { E::vector(simd, values[k], column, h) };
+                        }
                     }
                     for r in 0..N {
                         let p = simd.splat(probs[r][k]);
@@ -363,7 +382,7 @@ pub fn fused_pv<S: Simd, const N: usize, const V: usize>(
                     }
                 }
             }
-            if row == 0 {
+            if row == 0 && step.skips {
                 let mut wrong = zero;
                 for i in 0..V {
                     for h in 0..2 {
@@ -371,7 +390,8 @@ pub fn fused_pv<S: Simd, const N: usize, const V: usize>(
                     }
                 }
                 // SAFETY: values are valid for reads of all strips, of which this is one.
-                let finite = || unsafe { strip_is_finite(step.values, strip) };
+                let finite =
+                    || unsafe { values_are_finite::<S, E, GROUP>(simd, step.values, strip) };
                 if simd.any(simd.not_ge(wrong, zero)) && !finite() {
                     let done = part * width;
                     for (o, before) in o.iter_mut().zip(&before) {
@@ -393,12 +413,26 @@ pub fn fused_pv<S: Simd, const N: usize, const V: usize>(
     }
 }
 
-/// A row's pairs from an element on.
+/// Whether a strip of values is finite. Checked where a product isn't: the cause may be a query, or O.
 ///
 /// # Safety
-/// The row is valid for reads of a vector of pairs from there on.
+/// The values are valid for reads of the strip.
 #[inline(always)]
-unsafe fn pairs_at<S: Simd>(simd: S, row: *const bf16, element: usize) -> S::I32 {
-    // SAFETY: the caller's promise.
-    simd.load_pairs(unsafe { core::slice::from_raw_parts(row.add(element), 2 * S::LANES) })
+pub unsafe fn values_are_finite<S: Simd, E: Element<S>, const N: usize>(
+    simd: S,
+    values: &[[*const Word; N]],
+    strip: usize,
+) -> bool {
+    let zero = simd.splat(0.0);
+    let mut wrong = zero;
+    for &value in values.as_flattened() {
+        for column in (strip * STRIP..(strip + 1) * STRIP).step_by(2 * S::LANES) {
+            for h in 0..2 {
+                // SAFETY: the caller's promise.
+                let x = unsafe { E::vector(simd, value, column, h) };
+                wrong = simd.mul_add(x, zero, wrong);
+            }
+        }
+    }
+    !simd.any(simd.not_ge(wrong, zero))
 }

@@ -1,8 +1,83 @@
 //! The kernels of backends that multiply in FP32, over any vectors: for panels of rows ([`panel`]), and for few rows
-//! fused ([`fused`], with V1 in [`super::softmax_rows`]). BF16 becomes FP32 by a shift (even elements) and a mask (odd ones).
+//! fused ([`fused`], with V1 in [`super::softmax_rows`]). They read rows of several dtypes in place ([`element`]).
 
+#![allow(unsafe_code, reason = "loads by way of pointers to rows")]
+
+pub mod element;
 pub mod fused;
 pub mod panel;
+
+use self::element::{CHUNK, Element};
+use super::call::PackQ;
+use super::simd::{Simd, lanes_mut};
+use crate::format::{Dtype, Row, convert};
+use crate::tile::QPanel;
+
+/// An expression of the element of a dtype.
+macro_rules! by_dtype {
+    ($dtype:expr, $E:ident => $expression:expr) => {
+        match $dtype {
+            $crate::format::Dtype::Bf16 => {
+                type $E = $crate::kernel::fp32::element::Bf16;
+                $expression
+            }
+            $crate::format::Dtype::F16 => {
+                type $E = $crate::kernel::fp32::element::F16;
+                $expression
+            }
+            $crate::format::Dtype::F32 => {
+                type $E = $crate::kernel::fp32::element::F32;
+                $expression
+            }
+            $crate::format::Dtype::Q8_0 => {
+                type $E = $crate::kernel::fp32::element::Q8;
+                $expression
+            }
+            $crate::format::Dtype::Q4_0 => {
+                type $E = $crate::kernel::fp32::element::Q4;
+                $expression
+            }
+        }
+    };
+}
+pub(super) use by_dtype;
+
+/// The first numbers of a row.
+#[inline(always)]
+pub fn convert_row<S: Simd>(simd: S, row: &Row<'_>, out: &mut [f32]) {
+    match row.dtype().filter(|_| out.len().is_multiple_of(CHUNK)) {
+        Some(dtype) => by_dtype!(dtype, E => {
+            let words = row.words();
+            assert!(words.len() >= dtype.words(out.len()));
+            let vectors = lanes_mut::<S>(out).as_chunks_mut::<2>().0;
+            for (i, to) in vectors.iter_mut().enumerate() {
+                // SAFETY: the row has these numbers, as asserted.
+                let [a, b] = unsafe { E::in_order(simd, words.as_ptr(), i * 2 * S::LANES) };
+                simd.store(a, &mut to[0]);
+                simd.store(b, &mut to[1]);
+            }
+        }),
+        None => convert(row, out),
+    }
+}
+
+/// Packs queries: BF16 ones of a panel by `pack_bf16`, which has pairs of features.
+#[inline(always)]
+pub fn pack_q<S: Simd>(
+    simd: S,
+    call: &PackQ<'_>,
+    panel: &mut [QPanel],
+    pack_bf16: impl FnOnce(&PackQ<'_>, &mut [QPanel]),
+) {
+    match (call.fused, call.dtype) {
+        (None, Dtype::Bf16) => pack_bf16(call, panel),
+        (None, dtype) => by_dtype!(dtype, E => panel::pack_q::<S, E>(simd, call, panel)),
+        (Some(keys), dtype) => {
+            let split = by_dtype!(keys, E => <E as Element<S>>::SPLIT);
+            by_dtype!(dtype, E => fused::pack_q::<S, E>(simd, call, split, panel));
+        }
+    }
+}
 
 /// Makes a capability token that has vectors ([`Simd`]) a backend: each kernel inlined
 /// into a function that has the features, if there are any.
@@ -26,6 +101,7 @@ macro_rules! backend {
         #[allow(unused_unsafe, reason = "without features they are safe")]
         impl Kernel for $token {
             const FUSED_ROWS: usize = fp32::fused::rows($fused);
+            const MULTIPLIES_FP32: bool = true;
 
             fn prefetch_budget(self, rows: &prefetch::Shape) -> prefetch::Budget {
                 // Panels read parts of all keys of a block before the next parts.
@@ -43,12 +119,14 @@ macro_rules! backend {
                     $pack::convert_row(simd, row, out);
                 }
 
-                fn pack_q(simd, d_qk: usize, rows: &[&[bf16]], negate: bool, fused: bool, panel: &mut QPanel) {
-                    if fused {
-                        fp32::fused::pack_q(simd, d_qk, rows, negate, panel);
-                    } else {
-                        $pack::pack_q(simd, d_qk, rows, negate, panel);
-                    }
+                fn convert_fp32(simd, row: &Row<'_>, out: &mut [f32]) {
+                    fp32::convert_row(simd, row, out);
+                }
+
+                fn pack_q(simd, call: &$crate::kernel::PackQ<'_>, panel: &mut [QPanel]) {
+                    fp32::pack_q(simd, call, panel, |call, panel| {
+                        $pack::pack_q(simd, call, &mut panel[0]);
+                    });
                 }
 
                 fn softmax(simd, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {
@@ -71,8 +149,8 @@ macro_rules! backend {
                     fp32::fused::fused(simd, call, block, from, p, state, o)
                 }
 
-                fn permute(simd, _fused: bool, o: &mut [ORow], to: Columns) {
-                    fp32::panel::permute(simd, o, to);
+                fn permute(simd, _fused: bool, values: Dtype, o: &mut [ORow], to: Columns) {
+                    fp32::panel::permute(simd, values, o, to);
                 }
 
                 fn epilogue(
@@ -94,18 +172,17 @@ macro_rules! backend {
                 }
             }
 
-            fn qk(self, call: &Qk<'_>, q: &QPanel, scratch: &mut L0b, s: &mut STile) {
+            fn qk(self, call: &Qk<'_>, q: &[QPanel], scratch: &mut L0b, s: &mut STile) {
                 $(#[$features])?
                 fn run<const KEYS: usize, const VECTORS: usize, const STEP: usize>(
                     simd: $token,
                     call: &Qk<'_>,
-                    q: &[[u32; $crate::tile::PANEL_ROWS]],
+                    q: &[QPanel],
                     scratch: &mut L0b,
                     s: &mut STile,
                 ) {
                     fp32::panel::qk::<_, KEYS, VECTORS, STEP>(simd, call, q, scratch, s);
                 }
-                let q = &q.0[..call.d_qk / 2];
                 // SAFETY: the token proves the features.
                 unsafe {
                     match call.rows {
@@ -126,31 +203,70 @@ macro_rules! backend {
         #[allow(unsafe_code, reason = "calls of feature-gated functions")]
         #[allow(unused_unsafe, reason = "without features they are safe")]
         impl fp32::fused::Tiles for $token {
-            const QK: &'static [fp32::fused::Qk<Self>] = {
+            fn qk(keys: Dtype) -> &'static [fp32::fused::Qk<Self>] {
                 $(#[$features])?
-                fn run<const N: usize, const KEYS: usize>(
+                fn run<E: Element<$token>, const N: usize, const KEYS: usize>(
                     simd: $token,
                     step: &fp32::fused::Step<'_>,
                     row: usize,
                     s: &mut $crate::kernel::softmax_rows::Scores,
                 ) {
-                    fp32::fused::fused_qk::<_, N, KEYS>(simd, step, row, s);
+                    fp32::fused::fused_qk::<_, E, N, KEYS>(simd, step, row, s);
                 }
-                &[$(run::<$qk_rows, $qk_keys>),*]
-            };
-            const PV: &'static [fp32::fused::Pv<Self>] = {
+                struct Of<E>(E);
+                impl<E: Element<$token>> Of<E> {
+                    const TILES: &'static [fp32::fused::Qk<$token>] = &[$(run::<E, $qk_rows, $qk_keys>),*];
+                }
+                by_dtype!(keys, E => Of::<E>::TILES)
+            }
+
+            fn pv(values: Dtype) -> &'static [fp32::fused::Pv<Self>] {
                 $(#[$features])?
-                fn run<const N: usize, const PAIRS: usize>(
+                fn run<E: Element<$token>, const N: usize, const PAIRS: usize>(
                     simd: $token,
                     step: &fp32::fused::Step<'_>,
                     row: usize,
                     p: &$crate::kernel::softmax_rows::Scores,
                     o: &mut fp32::fused::Output<'_>,
                 ) {
-                    fp32::fused::fused_pv::<_, N, PAIRS>(simd, step, row, p, o);
+                    fp32::fused::fused_pv::<_, E, N, PAIRS>(simd, step, row, p, o);
                 }
-                &[$(run::<$pv_rows, $pv_pairs>),*]
-            };
+                struct Of<E>(E);
+                impl<E: Element<$token>> Of<E> {
+                    const TILES: &'static [fp32::fused::Pv<$token>] = &[$(run::<E, $pv_rows, $pv_pairs>),*];
+                }
+                by_dtype!(values, E => Of::<E>::TILES)
+            }
+        }
+
+        #[allow(unsafe_code, reason = "calls of feature-gated functions")]
+        #[allow(unused_unsafe, reason = "without features they are safe")]
+        impl fp32::panel::Conversions for $token {
+            fn keys(dtype: Dtype) -> fp32::panel::ConvertKeys<Self> {
+                $(#[$features])?
+                unsafe fn run<E: Element<$token>>(
+                    simd: $token,
+                    keys: &[*const bf16],
+                    features: Range<usize>,
+                    to: &mut [[f32; fp32::panel::DEPTH]],
+                ) {
+                    // SAFETY: the caller's promise.
+                    unsafe { fp32::panel::convert_keys::<_, E>(simd, keys, features, to) }
+                }
+                by_dtype!(dtype, E => run::<E>)
+            }
+
+            fn values(dtype: Dtype) -> fp32::panel::ConvertValues<Self> {
+                $(#[$features])?
+                unsafe fn run<E: Element<$token>>(
+                    simd: $token,
+                    values: &fp32::panel::Values<'_>,
+                    to: &mut fp32::panel::Strip,
+                ) -> bool {
+                    fp32::panel::convert_values::<_, E>(simd, values, to)
+                }
+                by_dtype!(dtype, E => run::<E>)
+            }
         }
     };
 }

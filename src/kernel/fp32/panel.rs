@@ -5,7 +5,8 @@
 //! fewer rows and keys. Of each pair the odd element comes first, as the dot instructions have it:
 //! S is then the same to the bit. The operand across the lanes is converted by the first tile that
 //! needs it, on its way through the registers, and used by all rows; the other one is converted a few rows at a
-//! time, so that out-of-order execution hides it behind the tile before.
+//! time, so that out-of-order execution hides it behind the tile before. That is for operands stored as BF16: others are packed
+//! in FP32 (Q), or converted before the first tile (V).
 #![allow(unsafe_code, reason = "loads of single numbers within a register tile")]
 #![allow(
     clippy::needless_range_loop,
@@ -16,17 +17,23 @@ use core::ops::Range;
 
 use half::bf16;
 
+use super::element::{CHUNK, Element};
+use crate::format::Dtype;
+use crate::kernel::call::PackQ;
+use crate::kernel::memory::Word;
 use crate::kernel::prefetch::{Hint, LINE, Spread};
 use crate::kernel::simd::{Simd, even, lanes, lanes_mut, odd, pairs, rescale_rows};
 use crate::kernel::{Columns, Pv, Qk, Skipped, scalar};
-use crate::tile::{BLOCK_PAIRS, Fp32Tile, L0a, L0b, ORow, PANEL_ROWS, STRIP, STile, ascend};
+use crate::tile::{
+    BLOCK_PAIRS, Fp32Tile, L0a, L0b, MAX_D_QK, ORow, PANEL_ROWS, QPanel, STRIP, STile, ascend,
+};
 
 /// Pairs of one step of C1.
 const PAIRS: usize = ascend::BASE_K / 2;
 /// Its depth, a pair of which are two.
-const DEPTH: usize = 2 * PAIRS;
+pub const DEPTH: usize = 2 * PAIRS;
 /// Pairs of one step of C2: half of a block's.
-const KEY_PAIRS: usize = BLOCK_PAIRS / 2;
+pub const KEY_PAIRS: usize = BLOCK_PAIRS / 2;
 
 /// The operand of which single numbers meet steps vectors: that of the tile's row `m` and
 /// element `h` (the odd one first) of pair `p` is at `m * ROW + p * PAIR + h * HALF`.
@@ -44,29 +51,46 @@ type Keys<'a> = Single<'a, DEPTH, 1, PAIRS>;
 type Probabilities<'a> = Single<'a, 1, { 2 * PANEL_ROWS }, PANEL_ROWS>;
 /// The operand across the lanes, converted: of each pair the odd element's row first.
 type Operand<const WIDTH: usize, const PAIRS: usize> = [[[f32; WIDTH]; 2]; PAIRS];
+/// Half of a block's values, a strip of them.
+pub type Strip = Operand<STRIP, KEY_PAIRS>;
 
-/// The operand across the lanes before it is converted, by pairs.
-trait Narrow<S: Simd> {
-    /// Element `h` of pair `p`.
-    type Row<'a>: Copy
-    where
-        Self: 'a;
-    /// How many pairs there are.
-    fn pairs(&self) -> usize;
-    /// Element `h` (the odd one first) of pair `p`.
-    fn row(&self, simd: S, p: usize, h: usize) -> Self::Row<'_>;
-    /// Its vector `v`.
-    fn vector(&self, simd: S, row: Self::Row<'_>, v: usize) -> S::F32;
+/// Converts some features of some keys, those of odd index before the others.
+pub type ConvertKeys<S> = unsafe fn(S, &[*const Word], Range<usize>, &mut [[f32; DEPTH]]);
+/// Converts a strip of values, and returns whether they are finite.
+pub type ConvertValues<S> = unsafe fn(S, &Values<'_>, &mut Strip) -> bool;
+
+/// A backend's conversions, by how rows are stored.
+pub trait Conversions: Simd {
+    /// [`convert_keys`] within a function that has the backend's features.
+    fn keys(dtype: Dtype) -> ConvertKeys<Self>;
+    /// [`convert_values`].
+    fn values(dtype: Dtype) -> ConvertValues<Self>;
 }
 
-/// Q: pairs of features.
-struct Queries<'a>(&'a [[u32; PANEL_ROWS]]);
+/// The operand across the lanes, by pairs.
+trait Across<S: Simd> {
+    /// Whether it is converted for the first time, and what it may contain isn't known.
+    const FIRST: bool;
+    /// How many pairs there are.
+    fn pairs(&self) -> usize;
+    /// The `N` vectors from `first` on of element `h` (the odd one first) of pair `p`.
+    ///
+    /// # Safety
+    /// There is such a pair.
+    unsafe fn vectors<const N: usize>(
+        &mut self,
+        simd: S,
+        p: usize,
+        h: usize,
+        first: usize,
+    ) -> [S::F32; N];
+}
 
-impl<S: Simd> Narrow<S> for Queries<'_> {
-    type Row<'a>
-        = (usize, usize)
-    where
-        Self: 'a;
+/// One that is converted.
+struct Converted<'a, const WIDTH: usize>(&'a [[[f32; WIDTH]; 2]]);
+
+impl<S: Simd, const WIDTH: usize> Across<S> for Converted<'_, WIDTH> {
+    const FIRST: bool = false;
 
     #[inline(always)]
     fn pairs(&self) -> usize {
@@ -74,70 +98,227 @@ impl<S: Simd> Narrow<S> for Queries<'_> {
     }
 
     #[inline(always)]
-    fn row(&self, _simd: S, p: usize, h: usize) -> (usize, usize) {
-        (p, h)
-    }
-
-    #[inline(always)]
-    fn vector(&self, simd: S, (p, h): (usize, usize), v: usize) -> S::F32 {
-        let pairs = simd.to_bits(simd.load(&pairs::<S>(&self.0[p])[v]));
-        if h == 0 {
-            odd(simd, pairs)
-        } else {
-            even(simd, pairs)
+    unsafe fn vectors<const N: usize>(
+        &mut self,
+        simd: S,
+        p: usize,
+        h: usize,
+        first: usize,
+    ) -> [S::F32; N] {
+        // SAFETY: the caller's promise.
+        let pair = unsafe { self.0.get_unchecked(p) };
+        let row = &lanes::<S>(&pair[h])[first..first + N];
+        let mut vectors = [simd.splat(0.0); N];
+        for v in 0..N {
+            vectors[v] = simd.load(&row[v]);
         }
+        vectors
     }
 }
 
-/// V: the columns of a strip, as in the cache. Of two vectors one has the columns of
-/// even index, one the others: that is what conversion yields.
-struct Values<'a> {
-    /// At least one, and the strip is within each.
-    rows: &'a [&'a [bf16]],
-    strip: usize,
+/// Q: pairs of features, and where they are converted to.
+struct Queries<'a> {
+    pairs: &'a [[u32; PANEL_ROWS]],
+    to: &'a mut Operand<PANEL_ROWS, PAIRS>,
 }
 
-impl<S: Simd> Narrow<S> for Values<'_> {
-    type Row<'a>
-        = &'a [bf16; STRIP]
-    where
-        Self: 'a;
+impl<S: Simd> Across<S> for Queries<'_> {
+    const FIRST: bool = true;
 
     #[inline(always)]
     fn pairs(&self) -> usize {
-        self.rows.len().div_ceil(2)
+        self.pairs.len().min(PAIRS)
     }
 
     #[inline(always)]
-    fn row(&self, simd: S, p: usize, h: usize) -> &[bf16; STRIP] {
-        static ZEROS: [bf16; STRIP] = [bf16::ZERO; _];
+    unsafe fn vectors<const N: usize>(
+        &mut self,
+        simd: S,
+        p: usize,
+        h: usize,
+        first: usize,
+    ) -> [S::F32; N] {
+        // SAFETY: the caller's promise; there is room for as many.
+        let (row, to) = unsafe { (self.pairs.get_unchecked(p), self.to.get_unchecked_mut(p)) };
+        let row = &pairs::<S>(row)[first..first + N];
+        let to = &mut lanes_mut::<S>(&mut to[h])[first..first + N];
+        let mut vectors = [simd.splat(0.0); N];
+        for v in 0..N {
+            let pairs = simd.to_bits(simd.load(&row[v]));
+            vectors[v] = if h == 0 {
+                odd(simd, pairs)
+            } else {
+                even(simd, pairs)
+            };
+            simd.store(vectors[v], &mut to[v]);
+        }
+        vectors
+    }
+}
+
+/// V: the columns of a strip, as in the cache.
+#[derive(Clone, Copy)]
+pub struct Values<'a> {
+    /// At least one, and the strip is within each.
+    rows: &'a [&'a [Word]],
+    dtype: Dtype,
+    strip: usize,
+}
+
+impl<'a> Values<'a> {
+    /// Element `h` of pair `p`: a row from its beginning on, or `None` behind the last. Prefetches the strip of a later row.
+    #[inline(always)]
+    fn row<S: Simd>(&self, simd: S, p: usize, h: usize) -> Option<&'a [Word]> {
         let (k, last) = (2 * p + 1 - h, self.rows.len() - 1);
-        // SAFETY: both indices are at most `last`, of a row that there is, as `pv`, which alone makes one of these, takes its
-        // rows from `chunks`, none of which is empty; the strip is within every row, as `pv` asserts.
-        let [row, prefetch] = unsafe {
-            [k, k + DISTANCE].map(|k| {
-                let row = self.rows.get_unchecked(k.min(last)).as_ptr();
-                row.add(self.strip * STRIP)
-            })
-        };
-        simd.prefetch(prefetch);
-        simd.prefetch(prefetch.wrapping_add(LINE));
-        if k > last {
-            return &ZEROS;
+        // SAFETY: both indices are at most `last`, of a row that there is: the rows aren't empty.
+        let [row, later] =
+            unsafe { [k, k + DISTANCE].map(|k| *self.rows.get_unchecked(k.min(last))) };
+        let (first, words) = (
+            self.dtype.words(self.strip * STRIP),
+            self.dtype.words(STRIP),
+        );
+        for line in (0..words).step_by(LINE) {
+            simd.prefetch(later.as_ptr().wrapping_add(first + line));
         }
-        // SAFETY: STRIP elements from `row` on are within the row, as argued above, and are
-        // borrowed for as long as `self`.
-        unsafe { &*row.cast() }
+        (k <= last).then_some(row)
+    }
+}
+
+/// V of BF16, and where it is converted to. Of two vectors one has the columns of even index, one the others: that is what
+/// conversion yields.
+struct Bf16Values<'a> {
+    values: Values<'a>,
+    to: &'a mut Strip,
+}
+
+impl<S: Simd> Across<S> for Bf16Values<'_> {
+    const FIRST: bool = true;
+
+    #[inline(always)]
+    fn pairs(&self) -> usize {
+        self.values.rows.len().div_ceil(2)
     }
 
     #[inline(always)]
-    fn vector(&self, simd: S, row: &[bf16; STRIP], v: usize) -> S::F32 {
-        let pairs = simd.load_pairs(&row[v / 2 * 2 * S::LANES..]);
-        if v.is_multiple_of(2) {
-            even(simd, pairs)
-        } else {
-            odd(simd, pairs)
+    unsafe fn vectors<const N: usize>(
+        &mut self,
+        simd: S,
+        p: usize,
+        h: usize,
+        first: usize,
+    ) -> [S::F32; N] {
+        static ZEROS: [bf16; STRIP] = [bf16::ZERO; _];
+        let values = Values {
+            dtype: Dtype::Bf16,
+            ..self.values
+        };
+        let row = match values.row(simd, p, h) {
+            // SAFETY: the strip is within every row, as `pv`, which alone makes one of these, asserts.
+            Some(row) => unsafe {
+                row.get_unchecked(values.strip * STRIP..)
+                    .get_unchecked(..STRIP)
+            },
+            None => &ZEROS[..],
+        };
+        // SAFETY: the caller's promise; there is room for as many.
+        let to = unsafe { self.to.get_unchecked_mut(p) };
+        let to = &mut lanes_mut::<S>(&mut to[h])[first..first + N];
+        let mut vectors = [simd.splat(0.0); N];
+        for v in 0..N {
+            let pairs = simd.load_pairs(&row[(first + v) / 2 * 2 * S::LANES..]);
+            vectors[v] = if (first + v).is_multiple_of(2) {
+                even(simd, pairs)
+            } else {
+                odd(simd, pairs)
+            };
+            simd.store(vectors[v], &mut to[v]);
         }
+        vectors
+    }
+}
+
+/// [`ConvertValues`]: values of a dtype.
+#[inline(always)]
+pub fn convert_values<S: Simd, E: Element<S>>(
+    simd: S,
+    values: &Values<'_>,
+    to: &mut Strip,
+) -> bool {
+    let zero = simd.splat(0.0);
+    let mut wrong = zero;
+    let pairs = values.rows.len().div_ceil(2);
+    for (p, to) in to[..pairs].iter_mut().enumerate() {
+        for (h, to) in to.iter_mut().enumerate() {
+            let Some(row) = values.row(simd, p, h) else {
+                to.fill(0.0);
+                continue;
+            };
+            let to = lanes_mut::<S>(to).as_chunks_mut::<2>().0;
+            for (i, to) in to.iter_mut().enumerate() {
+                for h in 0..2 {
+                    let column = values.strip * STRIP + i * 2 * S::LANES;
+                    // SAFETY: the strip is within every row, as `pv`, which alone makes these, asserts.
+                    let x = unsafe { E::vector(simd, row.as_ptr(), column, h) };
+                    wrong = simd.mul_add(x, zero, wrong);
+                    simd.store(x, &mut to[h]);
+                }
+            }
+        }
+    }
+    !simd.any(simd.not_ge(wrong, zero))
+}
+
+/// [`ConvertKeys`]: keys of a dtype.
+///
+/// # Safety
+/// Keys are valid for reads of these features, a multiple of [`CHUNK`] from a multiple on.
+#[inline(always)]
+pub unsafe fn convert_keys<S: Simd, E: Element<S>>(
+    simd: S,
+    keys: &[*const Word],
+    features: Range<usize>,
+    to: &mut [[f32; DEPTH]],
+) {
+    for (&key, to) in keys.iter().zip(to) {
+        let (odds, evens) = to.split_at_mut(PAIRS);
+        let (odds, evens) = (lanes_mut::<S>(odds), lanes_mut::<S>(evens));
+        // A loop of a constant length is unrolled.
+        for v in 0..const { PAIRS / S::LANES } {
+            let at = features.start + v * 2 * S::LANES;
+            if at < features.end {
+                // SAFETY: the caller's promise.
+                let [even, odd] = unsafe { E::split(simd, key, at) };
+                simd.store(odd, &mut odds[v]);
+                simd.store(even, &mut evens[v]);
+            }
+        }
+    }
+}
+
+/// Q in FP32, as C1 has it across the lanes: of each pair of features the odd one's row first.
+#[inline(always)]
+pub fn pack_q<S: Simd, E: Element<S>>(simd: S, call: &PackQ<'_>, panel: &mut [QPanel]) {
+    let mut numbers = [0.0; MAX_D_QK];
+    let panel: &mut [[[f32; PANEL_ROWS]; 2]] = bytemuck::cast_slice_mut(panel);
+    let panel = &mut panel[..call.d_qk / 2];
+    for (r, row) in call.rows.iter().enumerate() {
+        let row = row[..E::DTYPE.words(call.d_qk)].as_ptr();
+        let vectors = lanes_mut::<S>(&mut numbers).as_chunks_mut::<2>().0;
+        for (at, to) in (0..call.d_qk).step_by(2 * S::LANES).zip(vectors) {
+            // SAFETY: the row has these numbers, by the slicing above.
+            let [a, b] = unsafe { E::in_order(simd, row, at) };
+            simd.store(a, &mut to[0]);
+            simd.store(b, &mut to[1]);
+        }
+        for (pair, to) in numbers.as_chunks::<2>().0.iter().zip(&mut *panel) {
+            for h in 0..2 {
+                let x = pair[1 - h];
+                to[h][r] = if call.negate { -x } else { x };
+            }
+        }
+    }
+    for row in panel.as_flattened_mut() {
+        row[call.rows.len()..].fill(0.0);
     }
 }
 
@@ -159,15 +340,14 @@ enum Start<'a> {
 }
 
 /// The register tile: `c[m][n] (+)= sum over k of a[m][k] * b[k][n]` for `M` rows and the
-/// `N` vectors from `column` on. With `FIRST` it converts `b` from the narrow operand and tells
-/// whether all that it added up is finite.
+/// `N` vectors from `column` on. If it is the first that has `b`, it tells whether all that it added up is finite.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "inlined everywhere")]
 fn tile<
     S: Simd,
+    B: Across<S>,
     const M: usize,
     const N: usize,
-    const FIRST: bool,
     const STEP: usize,
     const ROW: usize,
     const PAIR: usize,
@@ -177,8 +357,7 @@ fn tile<
 >(
     simd: S,
     a: &Single<'_, ROW, PAIR, HALF>,
-    narrow: &impl Narrow<S>,
-    b: &mut Operand<WIDTH, PAIRS>,
+    b: &mut B,
     column: usize,
     start: Start<'_>,
     c: &mut [[f32; WIDTH]],
@@ -186,7 +365,8 @@ fn tile<
 ) -> bool {
     let c = &mut c[..M];
     let first = column / S::LANES;
-    assert!(first + N <= WIDTH / S::LANES && narrow.pairs() <= PAIRS);
+    let pairs = b.pairs();
+    assert!(first + N <= WIDTH / S::LANES && pairs <= PAIRS);
     assert!(a.0.len() > (M - 1) * ROW + (PAIRS - 1) * PAIR + HALF);
     if let Start::Rescale(increment) = start {
         // In L1, not in the accumulators: those must be indexed by constants alone to stay in
@@ -202,25 +382,24 @@ fn tile<
             }
         }
     }
-    let pairs = narrow.pairs();
-    if STEP < PAIRS {
-        for step in (0..pairs).step_by(STEP) {
+    for step in (0..pairs).step_by(STEP) {
+        if STEP < PAIRS {
             prefetch.step(simd, Hint::L2);
-            let some = step..pairs.min(step + STEP);
-            accumulate::<S, M, N, FIRST, ROW, PAIR, HALF, _, _>(
-                simd, a, narrow, b, first, some, &mut acc,
-            );
         }
-    } else {
-        accumulate::<S, M, N, FIRST, ROW, PAIR, HALF, _, _>(
-            simd,
-            a,
-            narrow,
-            b,
-            first,
-            0..pairs,
-            &mut acc,
-        );
+        for p in step..pairs.min(step + STEP) {
+            for h in 0..2 {
+                // SAFETY: p is one of the pairs.
+                let vectors = unsafe { b.vectors::<N>(simd, p, h, first) };
+                for m in 0..M {
+                    // SAFETY: m < M, p < PAIRS and h < 2: within what was asserted.
+                    let x = unsafe { *a.0.as_ptr().add(m * ROW + p * PAIR + h * HALF) };
+                    let x = simd.splat(x);
+                    for v in 0..N {
+                        acc[m][v] = simd.mul_add(x, vectors[v], acc[m][v]);
+                    }
+                }
+            }
+        }
     }
     for m in 0..M {
         let c = &mut lanes_mut::<S>(&mut c[m])[first..first + N];
@@ -232,7 +411,7 @@ fn tile<
             simd.store(sum, &mut c[v]);
         }
     }
-    if !FIRST {
+    if !B::FIRST {
         return true;
     }
     // What isn't finite leaves NaN.
@@ -246,125 +425,69 @@ fn tile<
     simd.sum_lanes([wrong, zero, zero, zero])[0] == 0.0
 }
 
-/// The products of some pairs, added up in registers.
+/// [`crate::kernel::Kernel::qk`] with register tiles of `KEYS` keys x `N` vectors. `q` is the panel's memory.
 #[inline(always)]
-fn accumulate<
-    S: Simd,
-    const M: usize,
-    const N: usize,
-    const FIRST: bool,
-    const ROW: usize,
-    const PAIR: usize,
-    const HALF: usize,
-    const WIDTH: usize,
-    const PAIRS: usize,
->(
-    simd: S,
-    a: &Single<'_, ROW, PAIR, HALF>,
-    narrow: &impl Narrow<S>,
-    b: &mut Operand<WIDTH, PAIRS>,
-    first: usize,
-    pairs: Range<usize>,
-    acc: &mut [[S::F32; N]; M],
-) {
-    for (i, b) in b[pairs.clone()].iter_mut().enumerate() {
-        let p = pairs.start + i;
-        for h in 0..2 {
-            let b = &mut lanes_mut::<S>(&mut b[h])[first..first + N];
-            let mut vectors = [simd.splat(0.0); N];
-            if FIRST {
-                let row = narrow.row(simd, p, h);
-                for v in 0..N {
-                    vectors[v] = narrow.vector(simd, row, first + v);
-                    simd.store(vectors[v], &mut b[v]);
-                }
-            } else {
-                for v in 0..N {
-                    vectors[v] = simd.load(&b[v]);
-                }
-            }
-            for m in 0..M {
-                // SAFETY: m < M, p < PAIRS and h < 2: within what `tile` asserted.
-                let x = unsafe { *a.0.as_ptr().add(m * ROW + p * PAIR + h * HALF) };
-                let x = simd.splat(x);
-                for v in 0..N {
-                    acc[m][v] = simd.mul_add(x, vectors[v], acc[m][v]);
-                }
-            }
-        }
-    }
-}
-
-/// [`crate::kernel::Kernel::qk`] with register tiles of `KEYS` keys x `N` vectors.
-#[inline(always)]
-pub fn qk<S: Simd, const KEYS: usize, const N: usize, const STEP: usize>(
+pub fn qk<S: Conversions, const KEYS: usize, const N: usize, const STEP: usize>(
     simd: S,
     call: &Qk<'_>,
-    q: &[[u32; PANEL_ROWS]],
+    q: &[QPanel],
     scratch: &mut L0b,
     s: &mut STile,
 ) {
-    let (keys, rows) = (call.keys.as_slice(), call.rows);
-    let tiles = keys.len().div_ceil(KEYS) * rows.div_ceil(N * S::LANES);
-    let prefetch = &mut Spread::of(call.prefetch, tiles * q.len() / STEP);
+    let (keys, dtype) = (call.keys.as_slice(), call.keys.dtype);
+    assert!(call.d_qk.is_multiple_of(CHUNK));
+    assert!(keys.iter().all(|key| key.len() >= dtype.words(call.d_qk)));
+    let convert = S::keys(dtype);
+    let tiles = keys.len().div_ceil(KEYS) * call.rows.div_ceil(N * S::LANES);
+    let prefetch = &mut Spread::of(call.prefetch, tiles * call.d_qk / 2 / STEP);
     let [a, b] = scratch;
-    let (a, b) = (a.0.as_flattened_mut(), operand(b));
-    let (steps, rest) = q.as_chunks::<PAIRS>();
-    for (step, q) in steps.iter().enumerate() {
-        let feature = step * DEPTH;
-        qk_step::<S, KEYS, N, STEP, DEPTH>(simd, q, rows, keys, feature, a, b, s, prefetch);
-    }
-    let feature = steps.len() * DEPTH;
-    match rest.len() {
-        0 => {}
-        16 => qk_step::<S, KEYS, N, STEP, 32>(simd, rest, rows, keys, feature, a, b, s, prefetch),
-        _ => qk_step::<S, KEYS, N, STEP, 64>(simd, rest, rows, keys, feature, a, b, s, prefetch),
-    }
-}
-
-/// `WIDTH` features from `feature` on.
-#[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "inlined everywhere")]
-fn qk_step<S: Simd, const KEYS: usize, const N: usize, const STEP: usize, const WIDTH: usize>(
-    simd: S,
-    q: &[[u32; PANEL_ROWS]],
-    rows: usize,
-    keys: &[&[bf16]],
-    feature: usize,
-    a: &mut [f32],
-    b: &mut Operand<PANEL_ROWS, PAIRS>,
-    s: &mut STile,
-    prefetch: &mut Spread<'_>,
-) {
-    let start = if feature == 0 {
-        Start::Zero
-    } else {
-        Start::Add
-    };
-    for first in (0..keys.len()).step_by(KEYS) {
-        // Unless they were prefetched long before.
-        if STEP == PAIRS {
-            for row in keys.iter().skip(first + KEYS).take(KEYS) {
-                let row = &row[feature..feature + WIDTH];
-                for line in (0..WIDTH).step_by(LINE) {
-                    simd.prefetch(&raw const row[line]);
+    let a: &mut [[f32; DEPTH]] = a.0.as_flattened_mut().as_chunks_mut().0;
+    let b = operand(b);
+    for feature in (0..call.d_qk).step_by(DEPTH) {
+        let features = feature..call.d_qk.min(feature + DEPTH);
+        let pairs = features.start / 2..features.end / 2;
+        let start = if feature == 0 {
+            Start::Zero
+        } else {
+            Start::Add
+        };
+        for first in (0..keys.len()).step_by(KEYS) {
+            // Unless they were prefetched long before.
+            if STEP == PAIRS {
+                let words = dtype.words(features.start)..dtype.words(features.end);
+                for row in keys.iter().skip(first + KEYS).take(KEYS) {
+                    for line in words.clone().step_by(LINE) {
+                        simd.prefetch(row.as_ptr().wrapping_add(line));
+                    }
                 }
             }
-        }
-        for (i, a) in a.chunks_exact_mut(DEPTH).take(KEYS).enumerate() {
-            // A group at the end repeats its last key; nobody reads the copies.
-            let key = &keys[(first + i).min(keys.len() - 1)][feature..feature + WIDTH];
-            convert_key::<S, WIDTH>(simd, key, a);
-        }
-        let (a, q, s) = (&Keys::of(a), &Queries(q), &mut s.0[first..]);
-        for column in (0..rows).step_by(N * S::LANES) {
-            if first == 0 {
-                tile::<S, KEYS, N, true, STEP, DEPTH, 1, PAIRS, _, _>(
-                    simd, a, q, b, column, start, s, prefetch,
-                );
-            } else {
-                tile::<S, KEYS, N, false, STEP, DEPTH, 1, PAIRS, _, _>(
-                    simd, a, q, b, column, start, s, prefetch,
+            let mut group = [core::ptr::null(); KEYS];
+            for (i, key) in group.iter_mut().enumerate() {
+                // A group at the end repeats its last key; nobody reads the copies.
+                *key = keys[(first + i).min(keys.len() - 1)].as_ptr();
+            }
+            // SAFETY: the token proves the features of the processor; keys have all of these, as asserted.
+            unsafe { convert(simd, &group, features.clone(), &mut *a) };
+            let (a, s) = (&Keys::of(a.as_flattened()), &mut s.0[first..]);
+            for column in (0..call.rows).step_by(N * S::LANES) {
+                if call.queries == Dtype::Bf16 && first == 0 {
+                    let q: &[[u32; PANEL_ROWS]] = bytemuck::cast_slice(q);
+                    let mut q = Queries {
+                        pairs: &q[pairs.clone()],
+                        to: &mut *b,
+                    };
+                    tile::<S, _, KEYS, N, STEP, DEPTH, 1, PAIRS, _, PAIRS>(
+                        simd, a, &mut q, column, start, s, prefetch,
+                    );
+                    continue;
+                }
+                let mut q = Converted(if call.queries == Dtype::Bf16 {
+                    &b[..pairs.len()]
+                } else {
+                    &bytemuck::cast_slice(q)[pairs.clone()]
+                });
+                tile::<S, _, KEYS, N, STEP, DEPTH, 1, PAIRS, _, PAIRS>(
+                    simd, a, &mut q, column, start, s, prefetch,
                 );
             }
         }
@@ -379,15 +502,16 @@ impl<'a, const ROW: usize, const PAIR: usize, const HALF: usize> Single<'a, ROW,
 
 /// [`crate::kernel::Kernel::pv`] with register tiles of 6 rows x `N` vectors.
 #[inline(always)]
-pub fn pv<S: Simd, const N: usize>(
+pub fn pv<S: Conversions, const N: usize>(
     simd: S,
     call: &Pv<'_>,
     p: &[&L0a],
     scratch: &mut L0b,
     o: &mut [ORow],
 ) -> Skipped {
-    let values = call.values.as_slice();
-    assert!(values.iter().all(|row| row.len() >= call.strips * STRIP));
+    let (values, dtype) = (call.values.as_slice(), call.values.dtype);
+    let words = dtype.words(call.strips * STRIP);
+    assert!(values.iter().all(|row| row.len() >= words));
     let [draft, b] = scratch;
     let (draft, b) = (
         &mut draft.0.as_flattened_mut().as_chunks_mut().0[..HEIGHT],
@@ -399,7 +523,7 @@ pub fn pv<S: Simd, const N: usize>(
             if skipped.all & 1 << strip != 0 {
                 continue;
             }
-            let values = &Values { rows, strip };
+            let values = Values { rows, dtype, strip };
             for (panel, p) in p.iter().enumerate() {
                 let mut tile = StripTile::<S> {
                     simd,
@@ -410,6 +534,7 @@ pub fn pv<S: Simd, const N: usize>(
                         0 => Start::Rescale(&p.increment),
                         _ => Start::Load,
                     },
+                    skips: call.skips,
                     b: &mut *b,
                 };
                 let o = &mut call.strip(panel, strip, o)[..call.panel_rows(panel)];
@@ -436,17 +561,28 @@ const HEIGHT: usize = 6;
 struct StripTile<'a, S> {
     simd: S,
     p: &'a [f32],
-    values: &'a Values<'a>,
+    values: Values<'a>,
     start: Start<'a>,
+    /// Whether V that isn't finite is.
+    skips: bool,
     /// V in FP32, once it is converted.
-    b: &'a mut Operand<STRIP, KEY_PAIRS>,
+    b: &'a mut Strip,
 }
 
-impl<S: Simd> StripTile<'_, S> {
+impl<S: Conversions> StripTile<'_, S> {
     /// All rows, the first of which convert V; `false`, and O as it was, if V isn't finite.
     #[inline(always)]
     fn convert<const N: usize>(&mut self, draft: &mut [ORow], o: &mut [ORow]) -> bool {
         let simd = self.simd;
+        if self.values.dtype != Dtype::Bf16 {
+            let convert = S::values(self.values.dtype);
+            // SAFETY: the token proves the features.
+            let finite = unsafe { convert(simd, &self.values, self.b) } || !self.skips;
+            if finite {
+                self.rows::<N>(0, HEIGHT, o);
+            }
+            return finite;
+        }
         // The first rows have a draft, until all values are known to be finite: one that
         // isn't makes no row's O finite, since 0 times it is NaN.
         let first = o.len().min(HEIGHT);
@@ -465,7 +601,7 @@ impl<S: Simd> StripTile<'_, S> {
         for column in (0..STRIP).step_by(N * S::LANES) {
             finite &= self.tile::<N, true>(0, first, column, start, draft);
         }
-        if !finite {
+        if !finite && self.skips {
             let columns = self.values.strip * STRIP..(self.values.strip + 1) * STRIP;
             if !scalar::finite(self.values.rows.iter().copied(), &columns) {
                 return false;
@@ -505,13 +641,12 @@ impl<S: Simd> StripTile<'_, S> {
     ) -> bool {
         const PAIR: usize = 2 * PANEL_ROWS;
         macro_rules! tiles {
-            ($($rows:pat => $m:literal,)*) => {
+            ($b:expr; $($rows:pat => $m:literal,)*) => {
                 match rows {
-                    $($rows => tile::<S, $m, N, FIRST, KEY_PAIRS, 1, PAIR, PANEL_ROWS, _, _>(
+                    $($rows => tile::<S, _, $m, N, KEY_PAIRS, 1, PAIR, PANEL_ROWS, _, KEY_PAIRS>(
                         self.simd,
                         &Probabilities::of(&self.p[row..]),
-                        self.values,
-                        self.b,
+                        $b,
                         column,
                         start,
                         o,
@@ -520,7 +655,15 @@ impl<S: Simd> StripTile<'_, S> {
                 }
             };
         }
-        tiles!(1 => 1, 2 => 2, 3 => 3, 4 => 4, 5 => 5, _ => 6,)
+        if FIRST {
+            let b = &mut Bf16Values {
+                values: self.values,
+                to: self.b,
+            };
+            return tiles!(b; 1 => 1, 2 => 2, 3 => 3, 4 => 4, 5 => 5, _ => 6,);
+        }
+        let b = &mut Converted(&self.b[..self.values.rows.len().div_ceil(2)]);
+        tiles!(b; 1 => 1, 2 => 2, 3 => 3, 4 => 4, 5 => 5, _ => 6,)
     }
 }
 
@@ -543,21 +686,12 @@ fn operand<const WIDTH: usize, const PAIRS: usize>(
     &mut bytemuck::cast_slice_mut(numbers)[0]
 }
 
-/// Converts `WIDTH` features of a key, the odd ones before the even ones.
+/// [`crate::kernel::Kernel::permute`]: conversion of BF16 yields columns of even index apart from others.
 #[inline(always)]
-fn convert_key<S: Simd, const WIDTH: usize>(simd: S, key: &[bf16], to: &mut [f32]) {
-    let (odds, evens) = to.split_at_mut(PAIRS);
-    let (odds, evens) = (lanes_mut::<S>(odds), lanes_mut::<S>(evens));
-    for v in 0..WIDTH / 2 / S::LANES {
-        let pairs = simd.load_pairs(&key[2 * v * S::LANES..]);
-        simd.store(odd(simd, pairs), &mut odds[v]);
-        simd.store(even(simd, pairs), &mut evens[v]);
+pub fn permute<S: Simd>(simd: S, values: Dtype, o: &mut [ORow], to: Columns) {
+    if values != Dtype::Bf16 {
+        return;
     }
-}
-
-/// [`crate::kernel::Kernel::permute`]: [`Values`] has columns of even index apart from others.
-#[inline(always)]
-pub fn permute<S: Simd>(simd: S, o: &mut [ORow], to: Columns) {
     for o in o {
         for [a, b] in lanes_mut::<S>(o).as_chunks_mut().0 {
             let pair = [simd.load(a), simd.load(b)];

@@ -107,9 +107,9 @@ impl Visitor for Permute {
 
     fn visit<K: Kernel>(self, kernel: K) -> [OStrip; 2] {
         let mut own = strip(23);
-        kernel.permute(self.0, &mut own, Columns::Own);
+        kernel.permute(self.0, Dtype::Bf16, &mut own, Columns::Own);
         let mut natural = own;
-        kernel.permute(self.0, &mut natural, Columns::Natural);
+        kernel.permute(self.0, Dtype::Bf16, &mut natural, Columns::Natural);
         [own, natural]
     }
 }

@@ -199,14 +199,14 @@ impl<const D_QK: usize, const D_V: usize> Visitor for Fused<'_, D_QK, D_V> {
         let mut tiles = workspace();
         let Tiles { q, l0a, .. } = &mut tiles.tiles;
         let queries: Vec<_> = run.q.chunks(MAX_D_QK).take(rows).collect();
-        kernel.pack_q(D_QK, &queries, false, true, &mut q[0]);
+        kernel.pack_q(&pack(D_QK, &queries, true), &mut q[..1]);
         let listed = run.keys.chunks(MAX_D_QK).take(len);
-        let mut keys = RowList::new(D_QK);
+        let mut keys = RowList::new(Dtype::Bf16, D_QK);
         keys.extend(listed.chain(self.next.chunks(MAX_D_QK)));
         keys.repeat_last();
         // NaN would show, were it read.
         let nan = [bf16::NAN; MAX_D_V];
-        let mut values = RowList::new(D_V);
+        let mut values = RowList::new(Dtype::Bf16, D_V);
         values.extend((0..FUSED_KEYS).map(|k| {
             if k < len.next_multiple_of(FUSED_MULTIPLE) {
                 &run.values[k.min(len - 1) * MAX_D_V..][..MAX_D_V]
@@ -216,7 +216,7 @@ impl<const D_QK: usize, const D_V: usize> Visitor for Fused<'_, D_QK, D_V> {
         }));
         let keys = keys.rows();
         let block = FusedBlock {
-            q: &q[0],
+            q: &q[..1],
             keys,
             prefetch: keys.pointers(),
             values: match keys.heads(D_V) {
@@ -229,9 +229,9 @@ impl<const D_QK: usize, const D_V: usize> Visitor for Fused<'_, D_QK, D_V> {
             None => (std::vec![[0.0; STRIP]; rows * D_V / STRIP], RowState::START),
         };
         let (call, p) = (run.softmax(rows, &[]), &mut l0a[0]);
-        kernel.permute(true, &mut o, Columns::Own);
+        kernel.permute(true, Dtype::Bf16, &mut o, Columns::Own);
         let end = kernel.fused(&call, &block, self.from, p, &mut state, &mut o);
-        kernel.permute(true, &mut o, Columns::Natural);
+        kernel.permute(true, Dtype::Bf16, &mut o, Columns::Natural);
         let prob = |k| core::array::from_fn(|r| kernel.prob(p, run.precision, k, r));
         Some(After {
             o,

@@ -197,7 +197,13 @@ fn check_latent(on: OnCore, run: Run<'_>, bad: Option<(usize, usize)>) {
     };
     assert_eq!(got.end, want.end, "{on:?} {} {bad:?}", run.rows);
     let strips = bad.map_or(0, |(_, column)| u32::from(column < MAX_D_V));
-    assert_eq!(got.end.skipped.all.count_ones(), strips);
+    let skipped = got.end.skipped.all.count_ones();
+    if run.mask.is_some() {
+        assert_eq!(skipped, strips);
+    } else {
+        // A residual is a reason to skip, hidden keys aren't.
+        assert!(skipped <= strips);
+    }
     let same = |a: &f32, b: &f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
     let o = |after: &After| after.o.as_flattened().to_vec();
     let state = |after: &After| (0..run.rows).flat_map(|r| after.state(r)).collect();
@@ -220,15 +226,17 @@ fn check_latent(on: OnCore, run: Run<'_>, bad: Option<(usize, usize)>) {
     }
 }
 
-/// A call ends with the step in which a value isn't finite, and leaves that strip to its caller.
+/// Where keys may be hidden, a call ends with the step in which a value isn't finite, and leaves that strip to its caller.
 #[test]
 fn calls_stop_where_values_are_not_finite() {
     let operands = Operands::new([85, 87, 89]);
+    let all = [u64::MAX; BLOCK_KEYS];
     for (rows, len) in cases() {
         for (rescale, precision) in MODES {
             let finite = Run {
                 rescale,
                 precision,
+                mask: Some(&all),
                 ..operands.run(rows, len)
             };
             // Each place has each value, in one or another number of rows.

@@ -27,9 +27,11 @@ use std::vec::Vec;
 use half::bf16;
 
 use super::{
-    Backend, BackendId, Columns, Kernel, Mask, Pv, Qk, Rows, Skipped, Softmax, Visitor, strip_rows,
+    Backend, BackendId, Columns, Kernel, Mask, PackQ, Pv, Qk, Rows, Skipped, Softmax, Visitor,
+    strip_rows,
 };
 use crate::bits::Increment;
+use crate::format::Dtype;
 use crate::problem::{Precision, Rescale};
 use crate::tile::{
     BLOCK_KEYS, GROUP_ROWS, L0a, MAX_D_QK, MAX_D_V, ORow, PANEL_ROWS, PANELS, Residuals, RowState,
@@ -253,6 +255,17 @@ fn workspace() -> Box<Workspace> {
     workspace
 }
 
+/// Queries to be packed.
+fn pack<'a>(d_qk: usize, rows: &'a [&'a [bf16]], fused: bool) -> PackQ<'a> {
+    PackQ {
+        dtype: Dtype::Bf16,
+        d_qk,
+        rows,
+        negate: false,
+        fused: fused.then_some(Dtype::Bf16),
+    }
+}
+
 /// At most a block's rows of a width.
 fn gather<'a>(rows: &mut Rows<'a>, memory: &'a [bf16], width: usize, len: usize) {
     rows.gather(memory.chunks(width).take(len));
@@ -296,13 +309,14 @@ impl Run<'_> {
         let call = Qk {
             panel,
             rows,
+            queries: Dtype::Bf16,
             d_qk: MAX_D_QK,
             keys: &keys,
             prefetch: keys.as_slice(),
             s: 0,
         };
-        let (q, p, state) = (&mut q[panel], &mut l0a[panel], &mut ub[panel]);
-        kernel.pack_q(MAX_D_QK, queries, false, false, q);
+        let (q, p, state) = (&mut q[panel..=panel], &mut l0a[panel], &mut ub[panel]);
+        kernel.pack_q(&pack(MAX_D_QK, queries, false), q);
         kernel.qk(&call, q, l0b, &mut l0c[0]);
         *state = RowState::START;
         kernel.softmax(&self.softmax(rows, keys.as_slice()), &l0c[0], p, state);
@@ -328,13 +342,14 @@ impl Run<'_> {
             strips: STRIPS,
             values: &values,
             precision: self.precision,
+            skips: true,
             first: self.increment.is_none(),
             prefetch: values.as_slice(),
         };
         let permute = |o: &mut [ORow], to| {
             for (panel, o) in o.chunks_mut(PANEL_O).take(panels.len()).enumerate() {
                 let len = STRIPS * strip_rows(call.panel_rows(panel), self.planned_rows);
-                kernel.permute(false, &mut o[..len], to);
+                kernel.permute(false, Dtype::Bf16, &mut o[..len], to);
             }
         };
         let p: Vec<_> = tiles.l0a[panels.clone()].iter().collect();

@@ -69,16 +69,17 @@ impl Visitor for Scores<'_> {
         let queries: Vec<_> = self.q.chunks(self.d_qk).take(self.rows).collect();
         let mut keys = Rows::NONE;
         keys.gather(self.keys.iter().copied());
-        kernel.pack_q(self.d_qk, &queries, false, false, &mut q[0]);
+        kernel.pack_q(&pack(self.d_qk, &queries, false), &mut q[..1]);
         let call = Qk {
             panel: 0,
             rows: self.rows,
+            queries: Dtype::Bf16,
             d_qk: self.d_qk,
             keys: &keys,
             prefetch: self.prefetch,
             s: 0,
         };
-        kernel.qk(&call, &q[0], l0b, &mut l0c[0]);
+        kernel.qk(&call, &q[..1], l0b, &mut l0c[0]);
         l0c[0].0[..self.keys.len()].to_vec()
     }
 }

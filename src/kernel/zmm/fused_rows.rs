@@ -39,10 +39,10 @@ pub struct Block<'a, const MLA: bool> {
 impl<'a, const MLA: bool> Block<'a, MLA> {
     pub fn of(block: &FusedBlock<'a>) -> Self {
         let (d_qk, d_v) = (block.keys.width(), block.values.width());
-        assert!(d_qk.is_multiple_of(2 * LINE) && d_v.is_multiple_of(STRIP));
+        assert!(d_qk.is_multiple_of(LINE) && d_v.is_multiple_of(STRIP));
         assert!(MLA == is_mla(d_qk, d_v));
         Self {
-            q: block.q.0.as_flattened(),
+            q: block.q[0].0.as_flattened(),
             keys: block.keys.pointers(),
             prefetch: block.prefetch,
             values: block.values.pointers(),
@@ -90,11 +90,11 @@ pub struct PrefetchRows<'a, const LISTS: usize> {
 }
 
 impl<'a, const LISTS: usize> PrefetchRows<'a, LISTS> {
-    /// Of rows of `lines` lines: C2 makes `passes` over a vector of keys, a divisor of [`ROWS`] or twice as many.
+    /// Of rows of `lines` lines: C2 makes `passes` over a vector of keys, at most twice [`ROWS`]. If that is neither a divisor nor
+    /// twice as many, some rows aren't prefetched.
     #[inline(always)]
     pub fn of(rows: [&'a [*const bf16]; LISTS], lines: usize, passes: usize) -> Self {
-        debug_assert!((2 * ROWS).is_multiple_of(passes));
-        debug_assert!(passes <= ROWS || lines.is_multiple_of(2));
+        debug_assert!(passes <= 2 * ROWS);
         Self {
             rows,
             lines,
@@ -108,7 +108,11 @@ impl<'a, const LISTS: usize> PrefetchRows<'a, LISTS> {
     #[inline(always)]
     pub fn pass(&self, i: usize, steps: usize, memory: &impl Prefetch<LISTS>) -> Lines<LISTS> {
         let (row, lines, line) = if self.halves {
-            (i / 2, self.lines / 2, i % 2 * (self.lines / 2))
+            let first = self.lines / 2;
+            match i % 2 {
+                0 => (i / 2, first, 0),
+                _ => (i / 2, self.lines - first, first),
+            }
         } else {
             ((i + 1) * self.each - 1, self.lines, 0)
         };

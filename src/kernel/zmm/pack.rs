@@ -5,6 +5,7 @@ use half::bf16;
 
 use super::vectors::{LANES, Zmm};
 use crate::kernel::arch::*;
+use crate::kernel::call::PackQ;
 use crate::kernel::prefetch::LINE;
 use crate::kernel::simd::Simd;
 use crate::tile::{PANEL_ROWS, QPanel, STRIP};
@@ -12,8 +13,9 @@ use crate::tile::{PANEL_ROWS, QPanel, STRIP};
 /// [`Kernel::pack_q`](crate::kernel::Kernel::pack_q): pairs x rows.
 #[inline]
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
-pub fn pack_q(zmm: Zmm, d_qk: usize, rows: &[&[bf16]], negate: bool, panel: &mut QPanel) {
-    transpose_q::<false>(zmm, d_qk, rows, negate, panel);
+pub fn pack_q(zmm: Zmm, call: &PackQ<'_>, panel: &mut QPanel) {
+    let PackQ { d_qk, rows, .. } = *call;
+    transpose_q::<false>(zmm, call, panel);
     for out in &mut panel.0[..d_qk / 2] {
         out[rows.len().next_multiple_of(LANES)..].fill(0);
     }
@@ -24,15 +26,12 @@ pub fn pack_q(zmm: Zmm, d_qk: usize, rows: &[&[bf16]], negate: bool, panel: &mut
 /// otherwise in the panel's rows. Not generic over widths, which would gain nothing.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bw,avx512dq,avx512vl"))]
 #[inline(never)]
-pub fn transpose_q<const TILED: bool>(
-    zmm: Zmm,
-    d_qk: usize,
-    rows: &[&[bf16]],
-    negate: bool,
-    panel: &mut QPanel,
-) {
+pub fn transpose_q<const TILED: bool>(zmm: Zmm, call: &PackQ<'_>, panel: &mut QPanel) {
     /// Prefetch distance in elements of a row: two transpositions' worth.
     const DISTANCE: usize = 4 * LANES;
+    let PackQ {
+        d_qk, rows, negate, ..
+    } = *call;
     assert!(d_qk.is_multiple_of(2 * LANES));
     let sign = _mm512_set1_epi32(if negate { 0x8000_8000_u32 } else { 0 }.cast_signed());
     for start in (0..DISTANCE.min(d_qk)).step_by(LINE) {

@@ -130,6 +130,16 @@ impl Simd for Zmm {
             let pairs: &[bf16; 2 * LANES] = &row.as_chunks().0[0];
             _mm512_loadu_si512(pairs.as_ptr().cast())
         };
+        load_f16(words: &[bf16]) -> __m512 = {
+            let numbers: &[bf16; LANES] = &words.as_chunks().0[0];
+            _mm512_cvtph_ps(_mm256_loadu_si256(numbers.as_ptr().cast()))
+        };
+        load_i8(words: &[bf16]) -> __m512i = {
+            let integers: &[bf16; LANES / 2] = &words.as_chunks().0[0];
+            _mm512_cvtepi8_epi32(_mm_loadu_si128(integers.as_ptr().cast()))
+        };
+        number(x: __m512i) -> __m512 = _mm512_cvtepi32_ps(x);
+        splat_f16(word: bf16) -> __m512 = _mm512_cvtph_ps(_mm512_castsi512_si256(_mm512_set1_epi16(word.to_bits().cast_signed())));
         to_bits(x: __m512) -> __m512i = _mm512_castps_si512(x);
         from_bits(x: __m512i) -> __m512 = _mm512_castsi512_ps(x);
         add_i32(a: __m512i, b: __m512i) -> __m512i = _mm512_add_epi32(a, b);
