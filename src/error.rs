@@ -268,6 +268,17 @@ pub enum Error {
         /// KV heads.
         h_kv: usize,
     },
+    /// A dimension of a view isn't what others demand ([`Attention`](crate::Attention)).
+    Dimension {
+        /// The view.
+        argument: Argument,
+        /// Which dimension, from the outermost on.
+        dimension: usize,
+        /// What it is.
+        value: usize,
+        /// What it must be.
+        needed: usize,
+    },
     /// Two arguments that exclude each other.
     Conflict {
         /// One.
@@ -414,6 +425,15 @@ impl fmt::Display for Error {
                 write!(f, "{argument} is in a format without rows of width {width}")
             }
             Self::Heads { h_q, h_kv } => write!(f, "h_q is {h_q}, not a multiple of h_kv, {h_kv}"),
+            Self::Dimension {
+                argument,
+                dimension,
+                value,
+                needed,
+            } => write!(
+                f,
+                "dimension {dimension} of {argument} is {value}, not {needed}"
+            ),
             Self::Conflict { first, second } => write!(f, "{first} and {second} can't be combined"),
             Self::PlanMismatch {
                 argument,

@@ -39,7 +39,11 @@
 #![no_std]
 #![deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)]
 
+#[cfg(feature = "alloc")]
+extern crate alloc;
+
 mod attend;
+mod attention;
 pub mod bits;
 mod dims;
 mod epilogue;
@@ -63,6 +67,9 @@ pub mod stages;
 pub mod tile;
 
 pub use attend::Options;
+#[cfg(feature = "rayon")]
+pub use attention::Workspaces;
+pub use attention::{Attention, Input, OutputNumber, TensorView};
 pub use dims::SUPPORTED_DIMS;
 pub use error::{Argument, Error};
 pub use format::Data;
