@@ -2,11 +2,12 @@
 //! mask, choice of keys and format, with special values among them.
 
 use std::fmt::Debug;
+use std::ops::Range;
 
 use amla::format::{FP8_ROW, MODEL1_ROW, MODEL1_SCALES, encode_fp8, encode_int8, encode_model1};
 use amla::{
-    Backend, Data, Elements, Extra, IndexList, Indices, Options, Pages, Precision, Problem,
-    Rescale, SUPPORTED_DIMS, Shape, Sparse, Tensor, decode,
+    Backend, Data, Elements, Extra, IndexList, Indices, Options, Output, Pages, Precision, Problem,
+    Rescale, SUPPORTED_DIMS, Shape, Sparse, Tensor, decode, reference,
 };
 use half::{bf16, f16};
 
@@ -20,6 +21,7 @@ pub fn run(data: &[u8]) {
         let rows = rows(problem);
         let d_v = problem.shape.d_v;
         let (o, lse) = hosts::golden(problem);
+        golden_max_logits(problem, &rows);
         let golden = Wants::of(&rows, Arithmetic::FP64);
         golden.check(|row, c| o[row * d_v + c], |row| lse[row], &"Golden");
         let mut wants = golden;
@@ -39,6 +41,17 @@ pub fn run(data: &[u8]) {
                 |row| number(lse[row]),
                 &options,
             );
+            for (i, row) in max_logits(problem, &options)
+                .into_iter()
+                .zip(&rows)
+                .enumerate()
+            {
+                let (got, want) = (row.0.into(), row.1.largest(Arithmetic::of(&options)));
+                assert!(
+                    want.admits(got),
+                    "max_logits[{i}] = {got}, want {want:?}, {options:?}"
+                );
+            }
             if call.rounded {
                 rounded(problem, &options, &o);
             }
@@ -71,6 +84,16 @@ pub fn kind(data: &[u8]) -> Option<String> {
             problem.sparse.is_some_and(|sparse| sparse.extra.is_some()),
             "extra",
         );
+        add(problem.q_rope.is_some(), "q-rope");
+        add(problem.q_indptr.is_some(), "ragged-q");
+        add(problem.v_offset > 0, "offset");
+        let strided = |pages: Pages| pages.stride != pages.max_blocks;
+        add(problem.pages.is_some_and(strided), "strided-table");
+        add(problem.cache_seqlens_stride != 1, "strided-lengths");
+        let heads = |sparse: Sparse| sparse.indices.strides[2] > 0;
+        add(problem.sparse.is_some_and(heads), "heads");
+        let wide = |sparse: Sparse| matches!(sparse.indices.indices, IndexList::I64(_));
+        add(problem.sparse.is_some_and(wide), "wide");
         add(problem.sink.is_some(), "sink");
         add(call.special, "special");
         add(problem.shape.s_k >= 2048, "long");
@@ -117,6 +140,36 @@ impl Wants {
                 );
             }
         }
+    }
+}
+
+/// The largest scores, token by token, without lse.
+fn max_logits(problem: &Problem, options: &Options) -> Vec<f32> {
+    let rows = hosts::rows(problem);
+    let (mut o, mut max_logits) = (vec![0.0; rows * problem.shape.d_v], vec![0.0; rows]);
+    let output = Output {
+        lse: None,
+        max_logits: Some(&mut max_logits),
+        ..hosts::output(problem, Elements::F32(&mut o), &mut [])
+    };
+    used_workspace(|workspace| decode(problem, options, workspace, output)).unwrap();
+    max_logits
+}
+
+/// Golden has them dense.
+fn golden_max_logits(problem: &Problem, rows: &[Row]) {
+    let Shape { s_q, h_q, .. } = problem.shape;
+    let mut got = vec![0.0; rows.len()];
+    reference::golden_max_logits(problem, &mut got).unwrap();
+    let s_q = problem.q_indptr.map_or(s_q, |_| rows.len() / h_q);
+    for (i, row) in rows.iter().enumerate() {
+        let (token, h) = (i / h_q, i % h_q);
+        let got = got[(token / s_q * h_q + h) * s_q + token % s_q];
+        let want = row.largest(Arithmetic::FP64);
+        assert!(
+            want.admits(got),
+            "max_logits[{i}] = {got}, want {want:?}, Golden"
+        );
     }
 }
 
@@ -339,13 +392,40 @@ fn with_host(draw: &mut Draw, mut call: Call, use_it: impl FnOnce(&Problem, &Cal
     let v = problem
         .v
         .map(|tensor| Stored::new(&tensor, outer, s.d_v, v));
-    let problem = Problem {
+    let mut problem = Problem {
         q: q.tensor(),
         kv: kv.tensor(),
         v: v.as_ref().map(Stored::tensor),
         ..problem
     };
+    // Drawn last, so that older inputs are what they were.
+    if v.is_none() && !layout.split_k && !quantised && draw.once_in(3) {
+        problem.v_offset = draw.among(0..=dims.0 - dims.1);
+    }
+    let [step, gap] = [draw.among(0..=2), draw.among(0..=3)];
+    let lens = problem.cache_seqlens.map(|lens| spread(lens, 1, step));
+    if let Some(lens) = &lens {
+        problem.cache_seqlens = Some(&lens[..]);
+        problem.cache_seqlens_stride = 1 + step;
+    }
+    let table = problem.pages.map(|pages| {
+        let table = spread(pages.block_table, pages.max_blocks, gap);
+        (pages, table)
+    });
+    if let Some((pages, table)) = &table {
+        problem.pages = Some(Pages {
+            block_table: table,
+            stride: pages.max_blocks + gap,
+            ..*pages
+        });
+    }
     use_it(&problem, &call);
+}
+
+/// Rows of a list further apart, with entries between them that mean nothing.
+fn spread(list: &[i32], width: usize, gap: usize) -> Vec<i32> {
+    let rows: Vec<&[i32]> = list.chunks(width).collect();
+    rows.join(&vec![i32::MIN; gap][..])
 }
 
 /// Puts a special value somewhere into a query, a key or a value, or makes many of a row.
@@ -401,13 +481,12 @@ fn with_sparse(draw: &mut Draw, mut call: Call, use_it: impl FnOnce(&Problem, &C
             call.special = true;
         }
         for (i, row) in values.chunks(width).enumerate() {
-            let at = [i / dims[2] / dims[1], i / dims[2] % dims[1], i % dims[2]];
-            rows.row(at).copy_from_slice(row);
+            rows.row(nth(i, dims)).copy_from_slice(row);
         }
         rows
     };
-    let q = fill([b, s_q, h_q], d_qk, 1);
-    let kv = fill(dims, d_qk, 2);
+    let mut q = fill([b, s_q, h_q], d_qk, 1);
+    let mut kv = fill(dims, d_qk, 2);
     let other = fill(second, d_qk, 3);
     let mut draw_indices = |[outer, inner, _]: [usize; 3], topk: usize| -> OwnedIndices {
         let keys = if paged { outer * inner } else { inner };
@@ -418,19 +497,21 @@ fn with_sparse(draw: &mut Draw, mut call: Call, use_it: impl FnOnce(&Problem, &C
             let index = (i.wrapping_mul(bits as usize | 1)) >> 7;
             (index % (keys + 3 + far * 1000)) as i32 - 2
         };
-        let strides = [s_q * (topk + gap), topk + gap];
+        let strides = [s_q * (topk + gap), topk + gap, 0];
         let lengths = draw
             .once_in(2)
             .then(|| (0..b).map(|_| draw.among(0..=topk) as i32));
         OwnedIndices {
             entries: (0..b * strides[0] + topk).map(index).collect(),
+            wide: None,
             strides,
             topk,
             lengths: lengths.map(Iterator::collect),
+            length_strides: [1, 0],
         }
     };
-    let indices = draw_indices(dims, topk);
-    let extra_indices = extra.map(|topk| draw_indices([second[0], second[1], 1], topk));
+    let mut indices = draw_indices(dims, topk);
+    let mut extra_indices = extra.map(|topk| draw_indices([second[0], second[1], 1], topk));
     let lens: Option<Vec<i32>> = (!paged && draw.once_in(2))
         .then(|| (0..b).map(|_| draw.among(0..=dims[1]) as i32).collect());
     let sink = sink(draw, h_q);
@@ -441,8 +522,53 @@ fn with_sparse(draw: &mut Draw, mut call: Call, use_it: impl FnOnce(&Problem, &C
     } else {
         draw.one_of(&FORMATS[..3])
     };
-    let q = Stored::new(&q.tensor(), [b, s_q, h_q], d_qk, Format::Bf16);
-    let kv = Stored::new(&kv.tensor(), dims, d_qk, format);
+    // Drawn last, so that older inputs are what they were.
+    let apart = extra.is_none() && !same_format;
+    let q_indptr = draw.once_in(4).then(|| {
+        let mut starts = vec![0];
+        for _ in 0..b {
+            starts.push(starts[starts.len() - 1] + draw.among(0..=s_q) as i32);
+        }
+        starts
+    });
+    let [split_q, split_k] = [true, apart].map(|may| may && d_qk > d_v && draw.once_in(3));
+    let separate = apart && draw.once_in(3);
+    let v_offset = match !separate && !split_k && !same_format && draw.once_in(3) {
+        true => draw.among(0..=d_qk - d_v),
+        false => 0,
+    };
+    let lists = std::iter::once(&mut indices).chain(&mut extra_indices);
+    for list in lists {
+        list.vary(draw, [b, s_q, h_kv], q_indptr.as_deref());
+    }
+    let q_dims = match &q_indptr {
+        Some(starts) => [1, starts[b] as usize, h_q],
+        None => [b, s_q, h_q],
+    };
+    let mut q_rope = None;
+    if split_q || q_indptr.is_some() {
+        let width = if split_q { d_v } else { d_qk };
+        let [first, second] =
+            [0..width, width..d_qk].map(|columns| recut(&mut q, [b, s_q, h_q], q_dims, columns));
+        (q, q_rope) = (first, split_q.then_some(second));
+    }
+    let mut k_rope = None;
+    if split_k {
+        let [first, second] =
+            [0..d_v, d_v..d_qk].map(|columns| recut(&mut kv, dims, dims, columns));
+        (kv, k_rope) = (first, Some(second));
+    }
+    let v = separate.then(|| {
+        let mut rows = Rows::new(dims, d_v, 0);
+        let values = normal(4, 1.0, dims.iter().product::<usize>() * d_v);
+        for (i, row) in values.chunks(d_v).enumerate() {
+            rows.row(nth(i, dims)).copy_from_slice(row);
+        }
+        rows
+    });
+    let width = |split| if split { d_v } else { d_qk };
+    let q = Stored::new(&q.tensor(), q_dims, width(split_q), Format::Bf16);
+    let kv = Stored::new(&kv.tensor(), dims, width(split_k), format);
     let other = Stored::new(&other.tensor(), second, d_qk, other_format);
     let shape = Shape {
         b,
@@ -455,7 +581,12 @@ fn with_sparse(draw: &mut Draw, mut call: Call, use_it: impl FnOnce(&Problem, &C
     };
     let problem = Problem {
         q: q.tensor(),
+        q_rope: q_rope.as_ref().map(Rows::tensor),
+        q_indptr: q_indptr.as_deref(),
         kv: kv.tensor(),
+        v_offset,
+        k_rope: k_rope.as_ref().map(Rows::tensor),
+        v: v.as_ref().map(Rows::tensor),
         pages: paged.then_some(Pages {
             block_table: &[],
             max_blocks: 0,
@@ -479,21 +610,67 @@ fn with_sparse(draw: &mut Draw, mut call: Call, use_it: impl FnOnce(&Problem, &C
     use_it(&problem, &call);
 }
 
+/// The indices of row `i`.
+const fn nth(i: usize, dims: [usize; 3]) -> [usize; 3] {
+    [i / dims[2] / dims[1], i / dims[2] % dims[1], i % dims[2]]
+}
+
+/// Some columns of the first rows, in a tensor of other dimensions.
+fn recut(rows: &mut Rows, from: [usize; 3], to: [usize; 3], columns: Range<usize>) -> Rows {
+    let mut cut = Rows::new(to, columns.len(), 0);
+    for i in 0..to.iter().product() {
+        let row = &rows.row(nth(i, from))[columns.clone()];
+        cut.row(nth(i, to)).copy_from_slice(row);
+    }
+    cut
+}
+
 struct OwnedIndices {
     entries: Vec<i32>,
-    strides: [usize; 2],
+    /// The same in 64 bits, instead.
+    wide: Option<Vec<i64>>,
+    strides: [usize; 3],
     topk: usize,
     lengths: Option<Vec<i32>>,
+    length_strides: [usize; 2],
 }
 
 impl OwnedIndices {
+    /// Indices of heads, which overlap, in 64 bits; lengths of query positions, or of tokens.
+    fn vary(&mut self, draw: &mut Draw, [b, s_q, h_kv]: [usize; 3], q_indptr: Option<&[i32]>) {
+        if h_kv > 1 {
+            self.strides[2] = draw.among(0..=self.strides[1] / (h_kv - 1));
+        }
+        self.wide = draw.once_in(3).then(|| {
+            let wide = self.entries.iter().enumerate();
+            // In 32 bits some would be others.
+            wide.map(|(i, &x)| i64::from(x) + (i64::from(i % 7 == 6) << 32))
+                .collect()
+        });
+        let each = draw.once_in(3);
+        let Some(lengths) = &mut self.lengths else {
+            return;
+        };
+        let of = |token: usize| (lengths[token / s_q] as usize + token % s_q * 5) % (self.topk + 1);
+        let tokens = q_indptr.map_or(b * s_q, |starts| starts[b] as usize);
+        (*lengths, self.length_strides) = match (q_indptr, each) {
+            (None, false) => return,
+            (None, true) => ((0..tokens).map(|i| of(i) as i32).collect(), [s_q, 1]),
+            (Some(_), true) => ((0..tokens).map(|i| of(i) as i32).collect(), [0, 1]),
+            (Some(_), false) => (lengths[..tokens.min(1)].to_vec(), [0, 0]),
+        };
+    }
+
     fn indices(&self) -> Indices<'_> {
         Indices {
-            indices: IndexList::I32(&self.entries),
-            strides: [self.strides[0], self.strides[1], 0],
+            indices: match &self.wide {
+                Some(wide) => IndexList::I64(wide),
+                None => IndexList::I32(&self.entries),
+            },
+            strides: self.strides,
             topk: self.topk,
             topk_length: self.lengths.as_deref(),
-            topk_length_strides: [1, 0],
+            topk_length_strides: self.length_strides,
         }
     }
 }

@@ -96,6 +96,15 @@ impl Arithmetic {
     }
 }
 
+impl Arithmetic {
+    /// How far a score may be off.
+    fn score_error(&self, score: &Score, d_qk: usize) -> f64 {
+        let (depth, rest) = (d_qk.min(96), d_qk.div_ceil(96));
+        let summed = (depth + rest + 2) as f64 * self.unit;
+        summed * score.size + score.below * self.tiny
+    }
+}
+
 /// What a number must be.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Want {
@@ -323,6 +332,27 @@ impl Row {
         Bound::new(self, arithmetic, max).wants()
     }
 
+    /// The largest scaled score.
+    pub fn largest(&self, arithmetic: Arithmetic) -> Want {
+        let unsure = |s: &Score| s.unsure || s.size.is_finite() && s.size >= arithmetic.huge;
+        if self.scores.iter().any(unsure) {
+            return Want::Anything;
+        }
+        // NaN doesn't count.
+        let max = self.scores.iter().map(|s| s.t);
+        let max = max.fold(f64::NEG_INFINITY, f64::max);
+        if max.is_infinite() {
+            return Want::Infinite(max);
+        }
+        let errors = self.scores.iter().filter(|s| s.t.is_finite());
+        let errors = errors.map(|s| arithmetic.score_error(s, self.d_qk));
+        let error = errors.fold(0.0, f64::max) + 2.0 * arithmetic.unit * max.abs();
+        Want::Near(
+            max * std::f64::consts::LN_2,
+            error * std::f64::consts::LN_2 + f64::from(f32::MIN_POSITIVE),
+        )
+    }
+
     /// O where the sink has all the weight.
     fn without_weight(&self) -> Want {
         match self.values.iter().all(|v| v.is_finite()) {
@@ -340,16 +370,21 @@ impl Score {
             below: 0.0,
             unsure: false,
         };
+        let mut finite = 0.0;
         for (q, k) in query.iter().zip(key) {
             let subnormal = |x: &bf16| x.to_f32().is_subnormal();
             score.unsure |= subnormal(q) && k.is_infinite() || q.is_infinite() && subnormal(k);
             let (q, k) = (q.to_f64(), k.to_f64());
             score.t += q * k;
             score.size += (q * k).abs();
+            if (q * k).is_finite() {
+                finite += (q * k).abs();
+            }
             score.below += q.abs() + k.abs() + 2.0;
         }
         // In plain scores FP32 must hold it, too.
-        score.unsure |= score.size.is_finite() && score.size >= f64::from(f32::MAX) / 4.0;
+        // Beside an infinite product others make it NaN that don't fit.
+        score.unsure |= finite >= f64::from(f32::MAX) / 4.0;
         // Infinities of the two signs, and 0 times one, are NaN in any order.
         score.t *= scale;
         score.unsure |= scale == 0.0 && !score.t.is_finite();
@@ -387,8 +422,6 @@ impl<'a> Bound<'a> {
             .max()
             .unwrap_or(0) as f64;
         let additions = 2.0 * row.scores.len() as f64 + blocks + 16.0 * tasks;
-        let (depth, rest) = (row.d_qk.min(96), row.d_qk.div_ceil(96));
-        let summed = (depth + rest + 2) as f64 * unit;
         let total: f64 = row.scores.iter().map(|s| (s.t - max).exp2()).sum();
         let missed = match arithmetic.compensated {
             true => 1.02 * 2.0_f64.powi(-8) * (blocks - 1.0).max(0.0),
@@ -399,8 +432,7 @@ impl<'a> Bound<'a> {
             if distance == f64::INFINITY {
                 return [distance, 0.0, 0.0, 0.0];
             }
-            let mut error =
-                summed * s.size + s.below * arithmetic.tiny + 4.0 * unit * (distance + 2.0);
+            let mut error = arithmetic.score_error(s, row.d_qk) + 4.0 * unit * (distance + 2.0);
             let reference = max.abs() + distance + 1.0;
             if arithmetic.rounded_reference || reference >= 4_194_304.0 {
                 error += 2.0 * unit * reference + (4.0 + distance) * unit * blocks;
