@@ -38,13 +38,24 @@ fn any_number_of_threads() {
         let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         let (want_o, want_lse) = case.run(&options);
         let problem = case.problem();
+        let mut want_max = vec![0.0; want_lse.len()];
+        let (mut o, mut lse) = (vec![0.0; want_o.len()], vec![0.0; want_lse.len()]);
+        let output = Output {
+            max_logits: Some(&mut want_max),
+            ..Output::dense(case.shape, Elements::F32(&mut o), &mut lse)
+        };
+        decode(&problem, &options, &mut workspace(), output).unwrap();
         let plan = Plan::new(&problem).unwrap();
         for threads in [1, 2, 3, 7] {
             let pool = ThreadPoolBuilder::new().num_threads(threads).build();
             let mut workspaces: Vec<Box<Workspace>> = (0..threads).map(|_| workspace()).collect();
             let mut partials = vec![f32::NAN; plan.tasks() * plan.partial_len()];
             let (mut o, mut lse) = (vec![0.0; want_o.len()], vec![0.0; want_lse.len()]);
-            let output = Output::dense(case.shape, Elements::F32(&mut o), &mut lse);
+            let mut max = vec![0.0; want_max.len()];
+            let output = Output {
+                max_logits: Some(&mut max),
+                ..Output::dense(case.shape, Elements::F32(&mut o), &mut lse)
+            };
             pool.unwrap()
                 .install(|| {
                     decode_on_rayon(
@@ -57,7 +68,9 @@ fn any_number_of_threads() {
                     )
                 })
                 .unwrap();
-            let same = bits(&o) == bits(&want_o) && bits(&lse) == bits(&want_lse);
+            let same = bits(&o) == bits(&want_o)
+                && bits(&lse) == bits(&want_lse)
+                && bits(&max) == bits(&want_max);
             assert!(same, "{backend:?}, {threads} threads");
         }
     }

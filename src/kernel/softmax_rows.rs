@@ -1,7 +1,8 @@
 //! V1 of few rows, with a row's keys in the lanes: that of the fused kernels whose rows don't share the lanes.
 //!
 //! P is relative to the running reference alone, not to the largest score of the keys at hand. So the keys' largest score only has
-//! to be compared with the reference, which seldom moves: the processor predicts that, and doesn't wait for it.
+//! to be compared with the reference and with the largest so far, which seldom move: the processor predicts that, and doesn't wait
+//! for it.
 
 use core::ops::Range;
 use core::slice::from_ref;

@@ -17,7 +17,7 @@
 //!
 //! `o` is dense `[b, s_q, h_q, d_v]`. `lse`, the natural logarithm of the sum of the exponentials of the
 //! scaled scores, is dense `[b, h_q, s_q]`. With ragged queries (`q_indptr`), `b` is 1 and `s_q` the
-//! tokens. Their lengths must be exactly that.
+//! tokens. Their lengths must be exactly that. [`golden_max_logits`] gives the largest scaled scores, dense as `lse`.
 //!
 //! # What they share
 //!

@@ -124,7 +124,11 @@ pub fn chosen_keys_in_every_layout(backend: Backend) {
         ([140, 2], MHA, &[(2, 230)][..], 200),
     ] {
         let plain = Host::new(heads, dims, requests);
-        for host in [plain.clone(), plain.separate_v()] {
+        for host in [
+            plain.clone(),
+            plain.clone().separate_v(),
+            plain.rope_first(),
+        ] {
             let chosen = Chosen::new(&host, topk, topk as u64);
             let options = modes(backend);
             let mut wants: Vec<Bits> = Vec::new();
@@ -141,7 +145,7 @@ pub fn chosen_keys_in_every_layout(backend: Backend) {
                     padding: if ragged_q { 3 } else { 0 },
                     ragged_q,
                     split_q: split,
-                    split_k: split,
+                    split_k: split && host.v_offset == 0,
                 });
                 let indices = chosen.indices(&host, &laid);
                 let narrow = narrow(&indices);
