@@ -2,7 +2,6 @@
 //! mask, choice of keys and format, with special values among them.
 
 use std::fmt::Debug;
-use std::ops::Range;
 
 use amla::format::{FP8_ROW, MODEL1_ROW, MODEL1_SCALES, encode_fp8, encode_int8, encode_model1};
 use amla::{
@@ -15,6 +14,12 @@ use crate::common::{backends, normal, used_workspace};
 use crate::draw::Draw;
 use crate::exact::{Arithmetic, Row, Want, rows};
 use crate::hosts::{self, Host, Keys, Layout, Rows};
+
+// By its path, as other roots include this file by its own.
+#[path = "cut.rs"]
+mod cut;
+
+use cut::{Cut, nth, split};
 
 pub fn run(data: &[u8]) {
     with_problem(data, |problem, call| {
@@ -485,8 +490,8 @@ fn with_sparse(draw: &mut Draw, mut call: Call, use_it: impl FnOnce(&Problem, &C
         }
         rows
     };
-    let mut q = fill([b, s_q, h_q], d_qk, 1);
-    let mut kv = fill(dims, d_qk, 2);
+    let q = fill([b, s_q, h_q], d_qk, 1);
+    let kv = fill(dims, d_qk, 2);
     let other = fill(second, d_qk, 3);
     let mut draw_indices = |[outer, inner, _]: [usize; 3], topk: usize| -> OwnedIndices {
         let keys = if paged { outer * inner } else { inner };
@@ -523,52 +528,17 @@ fn with_sparse(draw: &mut Draw, mut call: Call, use_it: impl FnOnce(&Problem, &C
         draw.one_of(&FORMATS[..3])
     };
     // Drawn last, so that older inputs are what they were.
-    let apart = extra.is_none() && !same_format;
-    let q_indptr = draw.once_in(4).then(|| {
-        let mut starts = vec![0];
-        for _ in 0..b {
-            starts.push(starts[starts.len() - 1] + draw.among(0..=s_q) as i32);
-        }
-        starts
-    });
-    let [split_q, split_k] = [true, apart].map(|may| may && d_qk > d_v && draw.once_in(3));
-    let separate = apart && draw.once_in(3);
-    let v_offset = match !separate && !split_k && !same_format && draw.once_in(3) {
-        true => draw.among(0..=d_qk - d_v),
-        false => 0,
-    };
-    let lists = std::iter::once(&mut indices).chain(&mut extra_indices);
-    for list in lists {
-        list.vary(draw, [b, s_q, h_kv], q_indptr.as_deref());
+    let cut = Cut::draw(draw, extra.is_some(), same_format, [b, s_q], [d_qk, d_v]);
+    for list in std::iter::once(&mut indices).chain(&mut extra_indices) {
+        list.vary(draw, [b, s_q, h_kv], cut.q_indptr.as_deref());
     }
-    let q_dims = match &q_indptr {
-        Some(starts) => [1, starts[b] as usize, h_q],
-        None => [b, s_q, h_q],
-    };
-    let mut q_rope = None;
-    if split_q || q_indptr.is_some() {
-        let width = if split_q { d_v } else { d_qk };
-        let [first, second] =
-            [0..width, width..d_qk].map(|columns| recut(&mut q, [b, s_q, h_q], q_dims, columns));
-        (q, q_rope) = (first, split_q.then_some(second));
-    }
-    let mut k_rope = None;
-    if split_k {
-        let [first, second] =
-            [0..d_v, d_v..d_qk].map(|columns| recut(&mut kv, dims, dims, columns));
-        (kv, k_rope) = (first, Some(second));
-    }
-    let v = separate.then(|| {
-        let mut rows = Rows::new(dims, d_v, 0);
-        let values = normal(4, 1.0, dims.iter().product::<usize>() * d_v);
-        for (i, row) in values.chunks(d_v).enumerate() {
-            rows.row(nth(i, dims)).copy_from_slice(row);
-        }
-        rows
-    });
+    let q_dims = cut.q_dims([b, s_q, h_q]);
+    let (q, q_rope) = split(q, [b, s_q, h_q], q_dims, [d_qk, d_v], cut.q);
+    let (kv, k_rope) = split(kv, dims, dims, [d_qk, d_v], cut.kv);
+    let v = cut.values(dims, d_v);
     let width = |split| if split { d_v } else { d_qk };
-    let q = Stored::new(&q.tensor(), q_dims, width(split_q), Format::Bf16);
-    let kv = Stored::new(&kv.tensor(), dims, width(split_k), format);
+    let q = Stored::new(&q.tensor(), q_dims, width(cut.q), Format::Bf16);
+    let kv = Stored::new(&kv.tensor(), dims, width(cut.kv), format);
     let other = Stored::new(&other.tensor(), second, d_qk, other_format);
     let shape = Shape {
         b,
@@ -582,9 +552,9 @@ fn with_sparse(draw: &mut Draw, mut call: Call, use_it: impl FnOnce(&Problem, &C
     let problem = Problem {
         q: q.tensor(),
         q_rope: q_rope.as_ref().map(Rows::tensor),
-        q_indptr: q_indptr.as_deref(),
+        q_indptr: cut.q_indptr.as_deref(),
         kv: kv.tensor(),
-        v_offset,
+        v_offset: cut.v_offset,
         k_rope: k_rope.as_ref().map(Rows::tensor),
         v: v.as_ref().map(Rows::tensor),
         pages: paged.then_some(Pages {
@@ -608,21 +578,6 @@ fn with_sparse(draw: &mut Draw, mut call: Call, use_it: impl FnOnce(&Problem, &C
         ..Problem::dense(shape, &[], &[], softmax_scale)
     };
     use_it(&problem, &call);
-}
-
-/// The indices of row `i`.
-const fn nth(i: usize, dims: [usize; 3]) -> [usize; 3] {
-    [i / dims[2] / dims[1], i / dims[2] % dims[1], i % dims[2]]
-}
-
-/// Some columns of the first rows, in a tensor of other dimensions.
-fn recut(rows: &mut Rows, from: [usize; 3], to: [usize; 3], columns: Range<usize>) -> Rows {
-    let mut cut = Rows::new(to, columns.len(), 0);
-    for i in 0..to.iter().product() {
-        let row = &rows.row(nth(i, from))[columns.clone()];
-        cut.row(nth(i, to)).copy_from_slice(row);
-    }
-    cut
 }
 
 struct OwnedIndices {
