@@ -32,6 +32,7 @@ fn options(id: BackendId, rescale: Rescale, precision: Precision) -> Options {
         backend: Backend::request(id).unwrap(),
         rescale,
         precision,
+        ..Options::default()
     }
 }
 

@@ -153,8 +153,8 @@ impl<'a> Stages<'a> {
 
     /// Packs the panel's Q.
     pub fn pack_q(&mut self) -> Work {
-        struct PackQ<'b>(&'b mut Tiles, &'b [bf16]);
-        impl Visitor for PackQ<'_> {
+        struct Pack<'b>(&'b mut Tiles, &'b [bf16]);
+        impl Visitor for Pack<'_> {
             type Output = ();
             fn visit<K: Kernel>(self, kernel: K) {
                 let mut rows: [&[bf16]; ROWS] = [&[]; _];
@@ -171,7 +171,7 @@ impl<'a> Stages<'a> {
                 kernel.pack_q(&call, &mut self.0.q[..1]);
             }
         }
-        self.options.backend.with(PackQ(self.tiles, self.q));
+        self.options.backend.with(Pack(self.tiles, self.q));
         Work::Elements((ROWS * D_QK) as u64)
     }
 
