@@ -5,7 +5,7 @@
 //! | BF16, FP16 | the numbers | none |
 //! | FP8 (FlashMLA's "V32") | 512 e4m3, 4 FP32 scales, 64 BF16: 656 bytes | one for 128 columns |
 //! | FP8 (FlashMLA's "MODEL1") | 448 e4m3, 64 BF16: 576 bytes | 7 e8m0 and an unused byte, separate |
-//! | INT8 | the numbers | one FP32 for a row, separate |
+//! | INT8, E4M3 | the numbers | one FP32 for a row, separate |
 //! | FP32 | the numbers | none |
 //! | Q8_0 (ggml's) | 32 INT8 after 32 | one FP16 for 32 columns, before them |
 //! | Q4_0 (ggml's) | 32 of 4 bits after 32 | the same |
@@ -14,11 +14,14 @@
 //! does it. FP16, FP32 and ggml's blocks are taken as they are, in FP32, unless a call has inputs rounded to BF16
 //! ([`Precision`](crate::Precision)).
 
+mod encode;
+
 use bytemuck::Pod;
 use half::{bf16, f16};
 
+pub use encode::{encode_e4m3, encode_fp8, encode_int8, encode_model1, encode_q4_0, encode_q8_0};
+
 use crate::bits::{bf16_round, bf16_to_f32};
-use crate::error::{Argument, Error, right_length};
 
 /// The elements of a tensor, and how they are stored.
 ///
@@ -31,9 +34,9 @@ pub enum Data<'a> {
     F16(&'a [f16]),
     /// FP32.
     F32(&'a [f32]),
-    /// Blocks of 32 numbers, for rows of whole blocks. Strides count blocks.
+    /// Blocks of 32 numbers, for rows of whole blocks: [`encode_q8_0`]. Strides count blocks.
     Q8_0(&'a [Q8_0]),
-    /// The same.
+    /// The same: [`encode_q4_0`].
     Q4_0(&'a [Q4_0]),
     /// Rows of [`FP8_ROW`] bytes, for a cache of width 576: [`encode_fp8`].
     Fp8(&'a [u8]),
@@ -50,6 +53,15 @@ pub enum Data<'a> {
     Int8 {
         /// The numbers.
         values: &'a [i8],
+        /// Each row's scale.
+        scales: &'a [f32],
+        /// Strides of `scales`, as those of the tensor.
+        strides: [usize; 3],
+    },
+    /// e4m3 with a scale for each row: [`encode_e4m3`].
+    E4m3 {
+        /// The numbers: finite ones and NaN, no infinity.
+        values: &'a [u8],
         /// Each row's scale.
         scales: &'a [f32],
         /// Strides of `scales`, as those of the tensor.
@@ -129,6 +141,10 @@ pub(crate) enum Row<'a> {
     },
     Int8 {
         values: &'a [i8],
+        scale: f32,
+    },
+    E4m3 {
+        values: &'a [u8],
         scale: f32,
     },
 }
@@ -269,6 +285,7 @@ impl Data<'_> {
             Self::Q4_0(blocks) => blocks.len(),
             Self::Fp8(bytes) | Self::Model1 { bytes, .. } => bytes.len(),
             Self::Int8 { values, .. } => values.len(),
+            Self::E4m3 { values, .. } => values.len(),
         }
     }
 }
@@ -299,7 +316,9 @@ impl<'a> Data<'a> {
     /// of that width.
     pub(crate) const fn row_len(&self, width: usize) -> Option<usize> {
         match self {
-            Self::Bf16(_) | Self::F16(_) | Self::F32(_) | Self::Int8 { .. } => Some(width),
+            Self::Bf16(_) | Self::F16(_) | Self::F32(_) | Self::Int8 { .. } | Self::E4m3 { .. } => {
+                Some(width)
+            }
             Self::Q8_0(_) | Self::Q4_0(_) if width.is_multiple_of(BLOCK) => Some(width / BLOCK),
             Self::Fp8(_) if width == FP8_COLUMNS + ROPE => Some(FP8_ROW),
             Self::Model1 { .. } if width == MODEL1_COLUMNS + ROPE => Some(MODEL1_ROW),
@@ -345,6 +364,14 @@ impl<'a> Data<'a> {
                 scales,
                 strides,
             } => Row::Int8 {
+                values: &values[start..start + width],
+                scale: scales[offset(strides)],
+            },
+            Self::E4m3 {
+                values,
+                scales,
+                strides,
+            } => Row::E4m3 {
                 values: &values[start..start + width],
                 scale: scales[offset(strides)],
             },
@@ -456,6 +483,11 @@ pub(crate) fn convert<N: Number>(row: &Row<'_>, out: &mut [N]) {
                 *out = N::of_bf16(round(f32::from(x) * scale));
             }
         }
+        Row::E4m3 { values, scale } => {
+            for (out, &x) in out.iter_mut().zip(values) {
+                *out = N::of_bf16(round(e4m3_to_f32(x) * scale));
+            }
+        }
     }
 }
 
@@ -512,114 +544,6 @@ pub(crate) fn e8m0_to_f32(x: u8) -> f32 {
     }
 }
 
-/// The nearest e4m3 number, ties to even. Saturates to the largest of its sign. NaN stays NaN.
-fn e4m3_from_f32(x: f32) -> u8 {
-    let sign = u8::from(x.is_sign_negative()) << 7;
-    if x.is_nan() {
-        return sign | 0x7f;
-    }
-    let magnitude = x.abs().min(E4M3_MAX);
-    // Steps of 2^-9 below the normal numbers, of 2^(e - 3) among them.
-    let exponent = i32::try_from(magnitude.to_bits() >> 23).unwrap_or_default();
-    let exponent = (exponent - 127).max(-6);
-    let steps = libm::rintf(libm::ldexpf(magnitude, 3 - exponent));
-    // A normal number's 8 to 16 steps carry into the exponent by themselves.
-    sign | (8 * u8::try_from(exponent + 6).unwrap_or_default() + small(steps))
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "an integer from 0 to 16"
-)]
-const fn small(x: f32) -> u8 {
-    x as u8
-}
-
-/// Encodes a row of 576 numbers as an FP8 row of FlashMLA. The scale of each 128 of the first 512 is
-/// their largest magnitude over 448. The last 64 stay BF16.
-///
-/// # Errors
-/// [`Error::WrongLength`] unless there are 576 numbers and [`FP8_ROW`] bytes.
-pub fn encode_fp8(row: &[bf16], bytes: &mut [u8]) -> Result<(), Error> {
-    right_length(Argument::Row, row.len(), FP8_COLUMNS + ROPE)?;
-    right_length(Argument::Bytes, bytes.len(), FP8_ROW)?;
-    let (values, rest) = bytes.split_at_mut(FP8_COLUMNS);
-    let (scales, rope) = rest.split_at_mut(4 * FP8_SCALES);
-    let tiles = row.chunks(128).zip(values.chunks_mut(128));
-    for ((row, values), scale) in tiles.zip(scales.as_chunks_mut().0) {
-        let factor = largest(row) / E4M3_MAX;
-        *scale = factor.to_le_bytes();
-        encode_tile(row, factor, values);
-    }
-    encode_rope(&row[FP8_COLUMNS..], rope);
-    Ok(())
-}
-
-/// Encodes a row of 512 numbers as a MODEL1 row of FlashMLA. The scale of each 64 of the first 448 is
-/// the power of two that takes their largest magnitude to 448 at most. The last 64 stay BF16.
-///
-/// # Errors
-/// [`Error::WrongLength`] unless there are 512 numbers, [`MODEL1_ROW`] bytes and
-/// [`MODEL1_SCALES`] of scales.
-pub fn encode_model1(row: &[bf16], bytes: &mut [u8], scales: &mut [u8]) -> Result<(), Error> {
-    right_length(Argument::Row, row.len(), MODEL1_COLUMNS + ROPE)?;
-    right_length(Argument::Bytes, bytes.len(), MODEL1_ROW)?;
-    right_length(Argument::Scales, scales.len(), MODEL1_SCALES)?;
-    let (values, rope) = bytes.split_at_mut(MODEL1_COLUMNS);
-    scales.fill(0);
-    let tiles = row.chunks(64).zip(values.chunks_mut(64));
-    for ((row, values), scale) in tiles.zip(scales) {
-        // FlashMLA's lower bound avoids a division by zero.
-        let bits = (largest(row) / E4M3_MAX).max(1e-4).to_bits();
-        // Rounded up to a power of two.
-        let exponent = (bits + 0x007f_ffff) >> 23;
-        *scale = exponent.to_le_bytes()[0];
-        encode_tile(row, e8m0_to_f32(*scale), values);
-    }
-    encode_rope(&row[MODEL1_COLUMNS..], rope);
-    Ok(())
-}
-
-/// Encodes a row with the scale that it returns: the largest magnitude over 127. INT8 has no NaN, which
-/// becomes 0. An infinity makes the scale infinite, and all of the row NaN.
-///
-/// # Errors
-/// [`Error::WrongLength`] unless there are as many `values` as numbers.
-pub fn encode_int8(row: &[bf16], values: &mut [i8]) -> Result<f32, Error> {
-    right_length(Argument::Values, values.len(), row.len())?;
-    let scale = largest(row) / 127.0;
-    for (value, x) in values.iter_mut().zip(row) {
-        let x = bf16_to_f32(x.to_bits());
-        *value = steps(if scale == 0.0 { 0.0 } else { x / scale });
-    }
-    Ok(scale)
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "saturates")]
-fn steps(x: f32) -> i8 {
-    libm::rintf(x) as i8
-}
-
-/// The largest magnitude, NaN ignored.
-fn largest(row: &[bf16]) -> f32 {
-    let magnitudes = row.iter().map(|x| bf16_to_f32(x.to_bits()).abs());
-    magnitudes.fold(0.0, f32::max)
-}
-
-fn encode_tile(row: &[bf16], scale: f32, values: &mut [u8]) {
-    for (value, x) in values.iter_mut().zip(row) {
-        let x = bf16_to_f32(x.to_bits());
-        *value = e4m3_from_f32(if scale == 0.0 { x } else { x / scale });
-    }
-}
-
-fn encode_rope(row: &[bf16], bytes: &mut [u8]) {
-    for (bytes, x) in bytes.as_chunks_mut().0.iter_mut().zip(row) {
-        *bytes = x.to_le_bytes();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -640,24 +564,6 @@ mod tests {
                 "{x:#x} {got} {want}"
             );
         }
-    }
-
-    #[test]
-    fn e4m3_rounds_to_the_nearest() {
-        // Every number itself, and around every midpoint.
-        for x in 0..0x7e_u8 {
-            let (low, high) = (e4m3_to_f32(x), e4m3_to_f32(x + 1));
-            assert_eq!(e4m3_from_f32(low), x);
-            assert_eq!(e4m3_from_f32(-high), 0x80 | (x + 1));
-            let middle = f32::midpoint(low, high);
-            assert_eq!(e4m3_from_f32(middle), x + x % 2, "{middle}");
-            assert_eq!(e4m3_from_f32(middle.next_down()), x, "{middle}");
-            assert_eq!(e4m3_from_f32(middle.next_up()), x + 1, "{middle}");
-        }
-        assert_eq!(e4m3_from_f32(1e9), 0x7e);
-        assert_eq!(e4m3_from_f32(f32::NEG_INFINITY), 0xfe);
-        assert_eq!(e4m3_from_f32(-0.0), 0x80);
-        assert!(e4m3_to_f32(e4m3_from_f32(f32::NAN)).is_nan());
     }
 
     #[test]

@@ -3,19 +3,22 @@
 #[macro_use]
 mod common;
 
-use amla::format::{FP8_ROW, MODEL1_ROW, MODEL1_SCALES, encode_fp8, encode_int8, encode_model1};
-use amla::{
-    Argument, Backend, Data, Elements, EmptyLse, Error, Lse, LseBase, Output, Part, Plan, Problem,
-    Shape, Tensor, merge,
+use amla::format::{
+    FP8_ROW, MODEL1_ROW, MODEL1_SCALES, Q4_0, Q8_0, encode_e4m3, encode_fp8, encode_int8,
+    encode_model1, encode_q4_0, encode_q8_0,
 };
-use common::{Case, modes, normal};
+use amla::{
+    Argument, Backend, Data, Elements, EmptyLse, Error, Inputs, Lse, LseBase, Output, Part, Plan,
+    Problem, Shape, Tensor, merge, reference,
+};
+use common::{Case, close, modes, normal};
 use half::{bf16, f16};
 
 suites![
     fp8_rows,
     model1_pages,
     int8_rows,
-    f16_everywhere,
+    e4m3_rows,
     quantised_values_alone,
     quantised_keys_alone,
     non_finite_values,
@@ -145,24 +148,30 @@ fn int8_rows(backend: Backend) {
     }
 }
 
-/// Queries, keys and values in FP16 are what they are when rounded to BF16 first.
-fn f16_everywhere(backend: Backend) {
+fn e4m3_rows(backend: Backend) {
     for (h_q, s_k) in HEADS.into_iter().zip(KEYS) {
-        let mut case = Case::new(2, 1, s_k, h_q, (192, 128)).separate_v();
-        let third = |x: &bf16| f16::from_f32(x.to_f32() / 3.0);
-        let halves = |x: &[bf16]| x.iter().map(third).collect::<Vec<_>>();
-        let round =
-            |x: &[f16]| -> Vec<bf16> { x.iter().map(|x| bf16::from_f32(x.to_f32())).collect() };
-        let [q, kv, v] = [&case.q, &case.kv, case.v.as_ref().unwrap()].map(|x| halves(x));
-        (case.q, case.kv, case.v) = (round(&q), round(&kv), Some(round(&v)));
-        let want = all(&case.problem(), &case, backend);
-        let mut problem = case.problem();
-        problem.q.data = Data::F16(&q);
-        assert_eq!(all(&problem, &case, backend), want);
-        problem.kv.data = Data::F16(&kv);
-        assert_eq!(all(&problem, &case, backend), want);
-        problem.v.as_mut().unwrap().data = Data::F16(&v);
-        assert_eq!(all(&problem, &case, backend), want);
+        let mut case = Case::new(2, 1, s_k, h_q, (192, 128));
+        let mut values = vec![0; case.kv.len()];
+        let (mut scales, mut decoded) = (Vec::new(), Vec::new());
+        for (row, values) in case.kv.chunks(192).zip(values.chunks_mut(192)) {
+            let scale = encode_e4m3(row, values).unwrap();
+            for (x, &value) in row.iter().zip(&*values) {
+                let value = e4m3(value) * scale;
+                decoded.push(bf16::from_f32(value));
+                let bound = x.to_f32().abs() / 16.0 + scale / 1024.0;
+                assert!((value - x.to_f32()).abs() <= bound);
+            }
+            scales.push(scale);
+        }
+        let kv = Tensor {
+            data: Data::E4m3 {
+                values: &values,
+                scales: &scales,
+                strides: [s_k, 1, 0],
+            },
+            strides: [s_k * 192, 192, 0],
+        };
+        same(&mut case, kv, decoded, backend);
     }
 }
 
@@ -194,31 +203,57 @@ fn quantised_values_alone(backend: Backend) {
 fn quantised_keys_alone(backend: Backend) {
     for (h_q, s_k) in HEADS.into_iter().zip(KEYS) {
         let mut case = Case::new(2, 1, s_k, h_q, (128, 128)).separate_v();
-        let kv: Vec<f16> = case
-            .kv
+        let (mut values, mut scales) = (vec![0; case.kv.len()], Vec::new());
+        for (row, values) in case.kv.chunks(128).zip(values.chunks_mut(128)) {
+            scales.push(encode_e4m3(row, values).unwrap());
+        }
+        let stored = values
             .iter()
-            .map(|x| f16::from_f32(x.to_f32() / 3.0))
+            .zip(scales.iter().flat_map(|scale| [scale; 128]));
+        case.kv = stored
+            .map(|(&x, scale)| bf16::from_f32(e4m3(x) * scale))
             .collect();
-        case.kv = kv.iter().map(|x| bf16::from_f32(x.to_f32())).collect();
         let want = all(&case.problem(), &case, backend);
         let mut problem = case.problem();
-        problem.kv.data = Data::F16(&kv);
+        problem.kv.data = Data::E4m3 {
+            values: &values,
+            scales: &scales,
+            strides: [s_k, 1, 0],
+        };
         assert_eq!(all(&problem, &case, backend), want, "{:?}", case.shape);
     }
 }
 
-/// The scalar path decodes too.
+/// The scalar path decodes too. Positions that don't see an infinite row have numbers.
 fn non_finite_values(backend: Backend) {
     for h_q in [2, 70] {
-        let mut case = Case::new(1, 1, 300, h_q, (128, 128));
-        case.value_in_key(0, 77)[5] = bf16::INFINITY;
-        case.value_in_key(0, 250)[100] = bf16::NAN;
-        let kv: Vec<f16> = case.kv.iter().map(|x| f16::from_f32(x.to_f32())).collect();
-        case.kv = kv.iter().map(|x| bf16::from_f32(x.to_f32())).collect();
+        let mut case = Case::new(1, 3, 300, h_q, (128, 128));
+        case.causal = true;
+        let (mut values, mut scales) = (vec![0; case.kv.len()], Vec::new());
+        for (row, values) in case.kv.chunks(128).zip(values.chunks_mut(128)) {
+            scales.push(encode_int8(row, values).unwrap());
+        }
+        (scales[299], scales[298]) = (f32::INFINITY, f32::NAN);
+        // No zero times infinity among the keys' features, so that not all of a row is NaN.
+        values[299 * 128..].fill(0);
+        let stored = values
+            .iter()
+            .zip(scales.iter().flat_map(|scale| [scale; 128]));
+        case.kv = stored
+            .map(|(&x, scale)| bf16::from_f32(f32::from(x) * scale))
+            .collect();
         let want = all(&case.problem(), &case, backend);
         let mut problem = case.problem();
-        problem.kv.data = Data::F16(&kv);
+        problem.kv.data = Data::Int8 {
+            values: &values,
+            scales: &scales,
+            strides: [0, 1, 0],
+        };
         assert_eq!(all(&problem, &case, backend), want);
+        let finite = |o: &[u32]| o.iter().all(|&x| f32::from_bits(x).is_finite());
+        for (o, _) in want {
+            assert!(finite(&o[..h_q * 128]) && !finite(&o[h_q * 128..]));
+        }
     }
 }
 
@@ -232,21 +267,24 @@ fn infinities_of_hidden_keys(backend: Backend) {
         let mut v: Vec<f16> = v.map(|x| f16::from_f32(x.to_f32() / 3.0)).collect();
         v[299 * 128 + 5] = f16::INFINITY;
         v[298 * 128 + 6] = f16::NEG_INFINITY;
-        case.v = Some(v.iter().map(|x| bf16::from_f32(x.to_f32())).collect());
         let mut problem = case.problem();
         problem.v.as_mut().unwrap().data = Data::F16(&v);
-        for options in modes(backend) {
-            let (want, _) = case.run(&options);
-            let (o, _) = common::run(&problem, case.sizes(), &options);
-            // Not to the bit: which columns go the scalar way differs.
-            for (&got, &want) in o.iter().zip(&want) {
-                assert!(got == want || (got - want).abs() < 1e-5, "{got} {want}");
-            }
-            // The first position sees neither, the last both.
-            let (first, last) = (&o[..h_q * 128], &o[2 * h_q * 128..]);
-            assert!(first.iter().all(|x| x.is_finite()));
-            for row in last.chunks(128) {
-                assert_eq!((row[5], row[6]), (f32::INFINITY, f32::NEG_INFINITY));
+        let (o, lse) = case.sizes();
+        let (mut want, mut lse) = (vec![0.0; o], vec![0.0; lse]);
+        reference::golden(&problem, &mut want, &mut lse).unwrap();
+        for mut options in modes(backend) {
+            for inputs in [Inputs::AsGiven, Inputs::Bf16] {
+                options.inputs = inputs;
+                let (o, _) = common::run(&problem, case.sizes(), &options);
+                for (&got, &want) in o.iter().zip(&want) {
+                    assert!(close(got, want, 1e-2), "{got} {want}");
+                }
+                // The first position sees neither, the last both.
+                let (first, last) = (&o[..h_q * 128], &o[2 * h_q * 128..]);
+                assert!(first.iter().all(|x| x.is_finite()));
+                for row in last.chunks(128) {
+                    assert_eq!((row[5], row[6]), (f32::INFINITY, f32::NEG_INFINITY));
+                }
             }
         }
     }
@@ -425,6 +463,59 @@ fn refuses_formats_without_such_rows() {
             needed: 4
         })
     );
+    let values = vec![0; 4 * 512];
+    let e4m3 = |scales| Tensor {
+        data: Data::E4m3 {
+            values: &values,
+            scales,
+            strides: [0, 1, 0],
+        },
+        strides: [0, 512, 0],
+    };
+    assert_eq!(with(e4m3(&[1.0; 4])), Ok(()));
+    assert_eq!(
+        with(e4m3(&[1.0; 3])),
+        Err(Error::TooShort {
+            argument: Argument::Scales,
+            len: 3,
+            needed: 4
+        })
+    );
+    // Blocks are whole: their strides and lengths count them.
+    let blocks = [Q8_0::default(); 4 * 16];
+    let q8_0 = |len| Tensor {
+        data: Data::Q8_0(&blocks[..len]),
+        strides: [0, 16, 0],
+    };
+    assert_eq!(with(q8_0(64)), Ok(()));
+    assert_eq!(
+        with(q8_0(63)),
+        Err(Error::TooShort {
+            argument: Argument::Kv,
+            len: 63,
+            needed: 64
+        })
+    );
+    let blocks = [Q4_0::default(); 2];
+    let part = Shape {
+        d_qk: 48,
+        d_v: 32,
+        ..case.shape
+    };
+    let problem = Problem {
+        kv: Tensor {
+            data: Data::Q4_0(&blocks),
+            strides: [0; 3],
+        },
+        ..Problem::dense(part, &case.q, &[], 1.0)
+    };
+    assert_eq!(
+        Plan::new(&problem).unwrap_err(),
+        Error::Format {
+            argument: Argument::Kv,
+            width: 48
+        }
+    );
 }
 
 #[test]
@@ -455,6 +546,19 @@ fn encoders_check_lengths() {
         encode_int8(row, &mut [0; 5]).unwrap_err(),
         wrong(Argument::Values, 5, 512)
     );
+    assert_eq!(
+        encode_e4m3(row, &mut [0; 513]).unwrap_err(),
+        wrong(Argument::Values, 513, 512)
+    );
+    let row = [1.0; 64];
+    for (len, blocks) in [(64, 1), (64, 3), (63, 2), (0, 1), (32, 0)] {
+        let error = wrong(Argument::Row, len, 32 * blocks);
+        let (mut q8, mut q4) = (vec![Q8_0::default(); blocks], vec![Q4_0::default(); blocks]);
+        assert_eq!(encode_q8_0(&row[..len], &mut q8).unwrap_err(), error);
+        assert_eq!(encode_q4_0(&row[..len], &mut q4).unwrap_err(), error);
+        let untouched = q8.iter().all(|block| *block == Q8_0::default());
+        assert!(untouched && q4.iter().all(|block| *block == Q4_0::default()));
+    }
 }
 
 #[test]
@@ -466,6 +570,49 @@ fn rows_of_zeros() {
     let mut values = [1; 576];
     assert_eq!(encode_int8(&zeros, &mut values), Ok(0.0));
     assert_eq!(values, [0; 576]);
+    let mut values = [1; 576];
+    assert_eq!(encode_e4m3(&zeros, &mut values), Ok(0.0));
+    assert_eq!(values, [0; 576]);
+}
+
+/// The blocks of ggml's `quantize_row_q8_0_ref` and `quantize_row_q4_0_ref`, built by GCC 12 with
+/// `-O2 -ffp-contract=off`: as FNV-1a of 10000 blocks, some of zeros, of one number, of ties.
+#[test]
+fn ggmls_blocks() {
+    let fnv = |hash: u64, bytes: &[u8]| {
+        let step = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        bytes.iter().fold(hash, step)
+    };
+    let (mut state, mut hashes) = (1_u32, [0xcbf2_9ce4_8422_2325; 2]);
+    for r in 0..10_000 {
+        let row: [f32; 32] = std::array::from_fn(|j| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let number = state.cast_signed() as f32 / 2_147_483_648.0;
+            match r % 100 {
+                99 => 0.0,
+                98 if j != 7 => 0.0,
+                97 => (state >> 9) as f32 % 17.0 / [-2.0, 2.0][j % 2],
+                _ => number * 2.0_f32.powi(r % 40 - 20),
+            }
+        });
+        let (mut q8, mut q4) = ([Q8_0::default()], [Q4_0::default()]);
+        encode_q8_0(&row, &mut q8).unwrap();
+        encode_q4_0(&row, &mut q4).unwrap();
+        hashes[0] = fnv(hashes[0], bytemuck::cast_slice(&q8));
+        hashes[1] = fnv(hashes[1], bytemuck::cast_slice(&q4));
+        if r == 99 {
+            assert_eq!(q8[0], Q8_0::default());
+            // The scale is the largest over -8.
+            assert_eq!((q4[0].d.to_bits(), q4[0].qs), (0x8000, [0x88; 16]));
+        }
+        if r == 97 {
+            let first = [-56, 16, -8, 40, -87, 24, -40, 111];
+            assert_eq!((q8[0].d.to_bits(), &q8[0].qs[..8]), (0x2c08, &first[..]));
+            let first = [0x85, 0xe9, 0x38, 0x9b, 0x13, 0xca, 0x66, 0xcf];
+            assert_eq!((q4[0].d.to_bits(), &q4[0].qs[..8]), (0x3c00, &first[..]));
+        }
+    }
+    assert_eq!(hashes, [0x3dd4_ecdd_a961_c9bb, 0x9969_2773_9d87_91ef]);
 }
 
 // -------------------------------------------------------------------------------------------------

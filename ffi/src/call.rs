@@ -351,6 +351,19 @@ unsafe fn tensor<'a>(
                 strides: given.scale_strides,
             }
         }
+        types::AMLA_DTYPE_E4M3 => {
+            // SAFETY: needs what this function's contract promises, for elements of the type
+            // that the caller says.
+            let values = unsafe { slice(regions, name, data.cast::<u8>(), len) }?;
+            let (scales, scales_len) = (given.scales, given.scales_len);
+            // SAFETY: needs what this function's contract promises.
+            let scales = unsafe { slice(regions, names.scales, scales, scales_len) }?;
+            Data::E4m3 {
+                values,
+                scales,
+                strides: given.scale_strides,
+            }
+        }
         value => {
             return Err(Fault::Unknown {
                 argument: names.dtype,

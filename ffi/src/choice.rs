@@ -47,6 +47,7 @@ const DTYPES: Names = &[
     (AMLA_DTYPE_INT8, "INT8"),
     (AMLA_DTYPE_Q8_0, "Q8_0"),
     (AMLA_DTYPE_Q4_0, "Q4_0"),
+    (AMLA_DTYPE_E4M3, "E4M3"),
 ];
 /// Formats of tensors.
 pub const INPUTS: &[u32] = &[
@@ -58,6 +59,7 @@ pub const INPUTS: &[u32] = &[
     AMLA_DTYPE_INT8,
     AMLA_DTYPE_Q8_0,
     AMLA_DTYPE_Q4_0,
+    AMLA_DTYPE_E4M3,
 ];
 /// Formats of O.
 pub const OUTPUTS: &[u32] = &[AMLA_DTYPE_BF16, AMLA_DTYPE_F16, AMLA_DTYPE_F32];

@@ -1,6 +1,8 @@
 //! Encoders of the storage formats of caches.
 
-use amla::format;
+use core::ffi::c_void;
+
+use amla::format::{self, Q4_0, Q8_0};
 use half::bf16;
 
 use crate::fault::Fault;
@@ -120,6 +122,114 @@ pub unsafe extern "C" fn amla_encode_int8(
         let encoded = format::encode_int8(row, values)?;
         // SAFETY: the caller's pointers are as documented: this function's contract.
         unsafe { put("scale", scale, encoded) }
+    };
+    // SAFETY: the caller's pointers are as documented: this function's contract.
+    unsafe { report(detail, body) }
+}
+
+/// Encodes a row of BF16 numbers for AMLA_DTYPE_E4M3, by its largest magnitude over 448. NaN stays
+/// NaN; an infinity makes the scale infinite, and the whole row NaN.
+///
+/// @param row BF16 numbers.
+/// @param row_len How many.
+/// @param values Where the row goes.
+/// @param values_len As row_len.
+/// @param scale Where its scale goes.
+/// @param detail Null, or where the reason goes if the call is refused.
+/// @return AMLA_OK, or whatever is wrong with the arguments; then nothing was written.
+///
+/// # Safety
+/// Pointers are as documented.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amla_encode_e4m3(
+    row: *const u16,
+    row_len: usize,
+    values: *mut u8,
+    values_len: usize,
+    scale: *mut f32,
+    detail: *mut ErrorDetail,
+) -> Status {
+    let body = || {
+        let mut regions = Regions::new();
+        // SAFETY: the caller's pointers are as documented: this function's contract.
+        let row = unsafe { numbers(&mut regions, row, row_len) }?;
+        let values = Written::new(&mut regions, "values", values, values_len)?;
+        // Checked as what is written beside the values; put there when they are.
+        let _: Written<f32> = Written::required(&mut regions, "scale", scale)?;
+        regions.check()?;
+        // SAFETY: the regions were checked; nobody else's by this function's contract.
+        let values = unsafe { values.claim() };
+        let encoded = format::encode_e4m3(row, values)?;
+        // SAFETY: the caller's pointers are as documented: this function's contract.
+        unsafe { put("scale", scale, encoded) }
+    };
+    // SAFETY: the caller's pointers are as documented: this function's contract.
+    unsafe { report(detail, body) }
+}
+
+/// Encodes a row of FP32 numbers as ggml's blocks for AMLA_DTYPE_Q8_0, bit for bit as its
+/// quantize_row_q8_0_ref does.
+///
+/// @param row FP32 numbers.
+/// @param row_len 32 * blocks_len.
+/// @param blocks Where the row goes: blocks of 34 bytes, aligned to 2.
+/// @param blocks_len How many blocks.
+/// @param detail Null, or where the reason goes if the call is refused.
+/// @return AMLA_OK, or whatever is wrong with the arguments; then nothing was written.
+///
+/// # Safety
+/// Pointers are as documented.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amla_encode_q8_0(
+    row: *const f32,
+    row_len: usize,
+    blocks: *mut c_void,
+    blocks_len: usize,
+    detail: *mut ErrorDetail,
+) -> Status {
+    let body = || {
+        let mut regions = Regions::new();
+        // SAFETY: the caller's pointers are as documented: this function's contract.
+        let row = unsafe { slice(&mut regions, "row", row, row_len) }?;
+        let blocks = Written::<Q8_0>::new(&mut regions, "blocks", blocks.cast(), blocks_len)?;
+        regions.check()?;
+        // SAFETY: the regions were checked; nobody else's by this function's contract.
+        let blocks = unsafe { blocks.claim() };
+        Ok(format::encode_q8_0(row, blocks)?)
+    };
+    // SAFETY: the caller's pointers are as documented: this function's contract.
+    unsafe { report(detail, body) }
+}
+
+/// Encodes a row of FP32 numbers as ggml's blocks for AMLA_DTYPE_Q4_0, bit for bit as its
+/// quantize_row_q4_0_ref does.
+///
+/// @param row FP32 numbers.
+/// @param row_len 32 * blocks_len.
+/// @param blocks Where the row goes: blocks of 18 bytes, aligned to 2.
+/// @param blocks_len How many blocks.
+/// @param detail Null, or where the reason goes if the call is refused.
+/// @return AMLA_OK, or whatever is wrong with the arguments; then nothing was written.
+///
+/// # Safety
+/// Pointers are as documented.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amla_encode_q4_0(
+    row: *const f32,
+    row_len: usize,
+    blocks: *mut c_void,
+    blocks_len: usize,
+    detail: *mut ErrorDetail,
+) -> Status {
+    let body = || {
+        let mut regions = Regions::new();
+        // SAFETY: the caller's pointers are as documented: this function's contract.
+        let row = unsafe { slice(&mut regions, "row", row, row_len) }?;
+        let blocks = Written::<Q4_0>::new(&mut regions, "blocks", blocks.cast(), blocks_len)?;
+        regions.check()?;
+        // SAFETY: the regions were checked; nobody else's by this function's contract.
+        let blocks = unsafe { blocks.claim() };
+        Ok(format::encode_q4_0(row, blocks)?)
     };
     // SAFETY: the caller's pointers are as documented: this function's contract.
     unsafe { report(detail, body) }

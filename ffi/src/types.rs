@@ -103,10 +103,12 @@ pub const AMLA_DTYPE_MODEL1: Dtype = 5;
 /// INT8 with an FP32 scale for each row; inputs only. amla_encode_int8() writes one.
 pub const AMLA_DTYPE_INT8: Dtype = 6;
 /// ggml's block_q8_0, 32 numbers in 34 bytes; inputs only. Rows are whole blocks; lengths and strides count
-/// blocks.
+/// blocks. amla_encode_q8_0() writes them.
 pub const AMLA_DTYPE_Q8_0: Dtype = 7;
-/// ggml's block_q4_0, 32 numbers in 18 bytes; as AMLA_DTYPE_Q8_0.
+/// ggml's block_q4_0, 32 numbers in 18 bytes; as AMLA_DTYPE_Q8_0. amla_encode_q4_0() writes them.
 pub const AMLA_DTYPE_Q4_0: Dtype = 8;
+/// e4m3 with an FP32 scale for each row; inputs only. amla_encode_e4m3() writes one.
+pub const AMLA_DTYPE_E4M3: Dtype = 9;
 
 /// amla_call.flags: query j of a request's n sees only the first len - (n - 1 - j) keys,
 /// the last of which is its own.
@@ -164,7 +166,7 @@ pub struct Tensor {
     /// Elements (bytes, blocks) from one index to the next, outermost dimension first, of every
     /// dimension but the last.
     pub strides: [usize; 3],
-    /// AMLA_DTYPE_INT8: each row's scale. Otherwise not looked at.
+    /// AMLA_DTYPE_INT8, AMLA_DTYPE_E4M3: each row's scale. Otherwise not looked at.
     pub scales: *const f32,
     /// How many scales there are.
     pub scales_len: usize,

@@ -337,6 +337,9 @@ fn check_tensors<const N: usize>(
             }
             Data::Int8 {
                 scales, strides, ..
+            }
+            | Data::E4m3 {
+                scales, strides, ..
             } => check_extent(Argument::Scales, scales.len(), dims, strides, 1)?,
             _ => {}
         }

@@ -78,7 +78,7 @@ fn calls_are_denied() {
             w.call.rescale = value
         });
         deny(apart, Who::All, unknown, "precision", &|w| {
-            w.call.precision = value
+            w.call.precision = value.max(3)
         });
         deny(apart, Who::Output, unknown, "lse_base", &|w| {
             w.output.lse_base = value

@@ -5,7 +5,10 @@ use std::ptr::null;
 use amla::format;
 use half::bf16;
 
-use crate::encode::{amla_encode_fp8, amla_encode_int8, amla_encode_model1};
+use crate::encode::{
+    amla_encode_e4m3, amla_encode_fp8, amla_encode_int8, amla_encode_model1, amla_encode_q4_0,
+    amla_encode_q8_0,
+};
 use crate::types::*;
 use crate::world::*;
 
@@ -70,6 +73,39 @@ fn encoders_give_rusts_bytes() {
         )
     };
     assert_eq!((status, got, scale), (AMLA_OK, want, want_scale));
+
+    let (mut got, mut scale, mut want) = (vec![0; 5], 0.0, vec![0; 5]);
+    let want_scale = format::encode_e4m3(&numbers(row), &mut want).unwrap();
+    // SAFETY: as above.
+    let status = unsafe {
+        amla_encode_e4m3(
+            row.as_ptr(),
+            row.len(),
+            got.as_mut_ptr(),
+            got.len(),
+            &mut scale,
+            &mut detail,
+        )
+    };
+    assert_eq!((status, got, scale), (AMLA_OK, want, want_scale));
+}
+
+#[test]
+fn encoders_give_rusts_blocks() {
+    let mut detail = detail();
+    let row: Vec<f32> = numbers(&row()).iter().map(|x| x.to_f32() / 3.0).collect();
+    let (mut got, mut want) = ([format::Q8_0::default(); 18], [format::Q8_0::default(); 18]);
+    format::encode_q8_0(&row, &mut want).unwrap();
+    // SAFETY: row and blocks are this test's, and as many as is said.
+    let status =
+        unsafe { amla_encode_q8_0(row.as_ptr(), 576, got.as_mut_ptr().cast(), 18, &mut detail) };
+    assert_eq!((status, got), (AMLA_OK, want));
+    let (mut got, mut want) = ([format::Q4_0::default(); 18], [format::Q4_0::default(); 18]);
+    format::encode_q4_0(&row, &mut want).unwrap();
+    // SAFETY: as above.
+    let status =
+        unsafe { amla_encode_q4_0(row.as_ptr(), 576, got.as_mut_ptr().cast(), 18, &mut detail) };
+    assert_eq!((status, got), (AMLA_OK, want));
 }
 
 /// Arguments of an encoder: the row and its length, one buffer, another one.
@@ -102,9 +138,27 @@ fn int8(e: Encoding, detail: *mut ErrorDetail) -> Status {
     unsafe { amla_encode_int8(e.row, e.row_len, values, e.bytes_len, scale, detail) }
 }
 
+fn e4m3(e: Encoding, detail: *mut ErrorDetail) -> Status {
+    let (values, scale) = (e.bytes, e.scales.cast());
+    // SAFETY: as above.
+    unsafe { amla_encode_e4m3(e.row, e.row_len, values, e.bytes_len, scale, detail) }
+}
+
+fn q8_0(e: Encoding, detail: *mut ErrorDetail) -> Status {
+    let (row, blocks) = (e.row.cast(), e.bytes.cast());
+    // SAFETY: as above.
+    unsafe { amla_encode_q8_0(row, e.row_len, blocks, e.bytes_len, detail) }
+}
+
+fn q4_0(e: Encoding, detail: *mut ErrorDetail) -> Status {
+    let (row, blocks) = (e.row.cast(), e.bytes.cast());
+    // SAFETY: as above.
+    unsafe { amla_encode_q4_0(row, e.row_len, blocks, e.bytes_len, detail) }
+}
+
 #[test]
 fn encoders_deny() {
-    let encoders: [(Encoder, usize, usize, usize, &str); 3] = [
+    let encoders: [(Encoder, usize, usize, usize, &str); 6] = [
         (fp8, 576, format::FP8_ROW, 0, ""),
         (
             model1,
@@ -114,17 +168,27 @@ fn encoders_deny() {
             "scales",
         ),
         (int8, 576, 576, 4, "scale"),
+        (e4m3, 576, 576, 4, "scale"),
+        (q8_0, 288, 9, 0, ""),
+        (q4_0, 288, 9, 0, ""),
     ];
     let mut denied = 0;
     for (i, (encoder, row_len, bytes_len, scales_len, scales_name)) in
         encoders.into_iter().enumerate()
     {
-        let bytes_name = if i == 2 { "values" } else { "bytes" };
+        let bytes_name = ["bytes", "bytes", "values", "values", "blocks", "blocks"][i];
+        let (any_len, of_blocks) = (i == 2 || i == 3, i > 3);
         // Both outputs aligned as a scale must be.
         let words = |bytes: usize| vec![0xa5a5_a5a5_u32; bytes.div_ceil(4)];
-        let mut memory = (row(), words(bytes_len), words(8));
+        // FP32 rows are read of the same memory, aligned as they must be.
+        let row: Vec<u32> = row().into_iter().map(u32::from).collect();
+        let mut memory = (
+            row,
+            words(bytes_len * if of_blocks { 34 } else { 1 }),
+            words(8),
+        );
         let good = Encoding {
-            row: memory.0.as_ptr(),
+            row: memory.0.as_ptr().cast(),
             row_len,
             bytes: memory.1.as_mut_ptr().cast(),
             bytes_len,
@@ -147,9 +211,10 @@ fn encoders_deny() {
         deny(AMLA_ERROR_BAD_EXTENT, bytes_name, &|e| {
             e.bytes_len = usize::MAX
         });
-        deny(wrong_len, bytes_name, &|e| e.bytes_len -= 1);
-        // INT8 rows have any length, and as many integers.
-        let name = if i == 2 { bytes_name } else { "row" };
+        let name = if of_blocks { "row" } else { bytes_name };
+        deny(wrong_len, name, &|e| e.bytes_len -= 1);
+        // INT8 and E4M3 rows have any length, and as many numbers are stored.
+        let name = if any_len { bytes_name } else { "row" };
         deny(wrong_len, name, &|e| e.row_len -= 1);
         deny(AMLA_ERROR_ALIASED, bytes_name, &|e| {
             e.bytes = e.row.cast_mut().cast()
@@ -163,7 +228,17 @@ fn encoders_deny() {
         if i == 1 {
             deny(wrong_len, "scales", &|e| e.scales_len -= 1);
         }
-        if i == 2 {
+        if of_blocks {
+            deny(AMLA_ERROR_MISALIGNED, "row", &|e| {
+                e.row = e.row.wrapping_add(1)
+            });
+            deny(AMLA_ERROR_MISALIGNED, "blocks", &|e| {
+                e.bytes = odd(e.bytes.cast_const()).cast_mut()
+            });
+            deny(wrong_len, "row", &|e| e.bytes_len += 1);
+            deny(wrong_len, "row", &|e| e.row_len = 0);
+        }
+        if any_len {
             deny(AMLA_ERROR_MISALIGNED, "scale", &|e| {
                 e.scales = e.scales.wrapping_add(1)
             });
@@ -171,5 +246,5 @@ fn encoders_deny() {
         let mut written = memory.1.iter().chain(&memory.2);
         assert!(written.all(|&word| word == 0xa5a5_a5a5));
     }
-    assert_eq!(denied, 30);
+    assert_eq!(denied, 65);
 }

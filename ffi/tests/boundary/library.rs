@@ -53,7 +53,15 @@ fn the_library_says_what_it_is_and_can_do() {
     assert_eq!(set.features.count_ones(), 12);
     let bits = |dtypes: &[u32]| dtypes.iter().map(|dtype| 1 << dtype).sum::<u32>();
     let halves = [AMLA_DTYPE_BF16, AMLA_DTYPE_F16];
-    let stored = [AMLA_DTYPE_FP8, AMLA_DTYPE_MODEL1, AMLA_DTYPE_INT8];
+    let stored = [
+        AMLA_DTYPE_F32,
+        AMLA_DTYPE_FP8,
+        AMLA_DTYPE_MODEL1,
+        AMLA_DTYPE_INT8,
+        AMLA_DTYPE_Q8_0,
+        AMLA_DTYPE_Q4_0,
+        AMLA_DTYPE_E4M3,
+    ];
     assert_eq!(set.input_dtypes, bits(&halves) | bits(&stored));
     assert_eq!(set.output_dtypes, bits(&halves) | bits(&[AMLA_DTYPE_F32]));
     assert_eq!(set.backends_len as usize, backends.len());

@@ -141,7 +141,8 @@ impl World {
             indices: zeroed(),
             extra_indices: zeroed(),
             extra: zeroed(),
-            numbers: (0..B * S_K * D_QK).map(number).collect(),
+            // Room for as many in FP32.
+            numbers: (0..2 * B * S_K * D_QK).map(number).collect(),
             scales: vec![0.5; B * S_K],
             lens: vec![3, 1],
             chosen: vec![2, 0, -1, 1],

@@ -1,11 +1,12 @@
 //! What hosts hand over, as in the library's own `tests/hosts/`, `tests/formats.rs` and
 //! `tests/sparse.rs`: the same problems, through C.
 
+use amla::format::{Q4_0, Q8_0};
 use amla::{
-    Backend, BackendId, Data, EmptyLse, IndexList, Indices, Lse, LseBase, Options, Problem, Shape,
-    Sparse, Tensor, format,
+    Backend, BackendId, Data, EmptyLse, IndexList, Indices, Inputs, Lse, LseBase, Options,
+    Precision, Problem, Shape, Sparse, Tensor, format,
 };
-use half::f16;
+use half::{bf16, f16};
 
 use crate::common::{Case, modes, normal};
 use crate::host::{Host, Keys, Layout, PLAIN, paged};
@@ -86,6 +87,14 @@ fn cases(len: usize, all: bool) -> Cases {
                 cases.decode(problem, options, TARGETS[count % 3]);
                 count += 1;
             }
+            // Rounded to BF16 where the backend multiplies that.
+            let rounded = Options {
+                inputs: Inputs::Bf16,
+                ..modes[0]
+            };
+            if rounded.precision == Precision::Bf16 && wider(problem) {
+                cases.decode(problem, &rounded, TARGETS[count % 3]);
+            }
         };
         for (host, layout) in hosts(len) {
             add(&host.laid(layout).problem());
@@ -162,6 +171,17 @@ fn new_in_version_2(len: usize, add: &mut impl FnMut(&Problem)) {
     });
 }
 
+/// Whether rounding to BF16 changes anything.
+fn wider(problem: &Problem) -> bool {
+    let wide = |data: &Data| {
+        matches!(
+            data,
+            Data::F16(_) | Data::F32(_) | Data::Q8_0(_) | Data::Q4_0(_)
+        )
+    };
+    wide(&problem.q.data) || wide(&problem.kv.data)
+}
+
 /// Caches in every format.
 fn stored(len: usize, add: &mut impl FnMut(&Problem)) {
     let case = Case::new(1, 1, len, 3, MLA);
@@ -175,6 +195,25 @@ fn stored(len: usize, add: &mut impl FnMut(&Problem)) {
     };
     let halves: Vec<f16> = case.kv.iter().map(|x| f16::from_f32(x.to_f32())).collect();
     add(&with(Data::F16(&halves), 576));
+    // Of queries too, more than BF16 holds.
+    let thirds = |x: &[bf16]| -> Vec<f32> { x.iter().map(|x| x.to_f32() / 3.0).collect() };
+    let [q, kv] = [thirds(&case.q), thirds(&case.kv)];
+    let with_q = |problem| Problem {
+        q: Tensor {
+            data: Data::F32(&q),
+            ..good.q
+        },
+        ..problem
+    };
+    add(&with_q(with(Data::F32(&kv), 576)));
+    add(&with_q(with(Data::F16(&halves), 576)));
+    add(&with_q(good));
+    let mut q8 = vec![Q8_0::default(); len * 18];
+    let mut q4 = vec![Q4_0::default(); len * 18];
+    format::encode_q8_0(&kv, &mut q8).unwrap();
+    format::encode_q4_0(&kv, &mut q4).unwrap();
+    add(&with(Data::Q8_0(&q8), 18));
+    add(&with_q(with(Data::Q4_0(&q4), 18)));
 
     let mut fp8 = vec![0; len * format::FP8_ROW];
     for (row, bytes) in case.kv.chunks(576).zip(fp8.chunks_mut(format::FP8_ROW)) {
@@ -188,6 +227,18 @@ fn stored(len: usize, add: &mut impl FnMut(&Problem)) {
         .map(|(row, values)| format::encode_int8(row, values).unwrap())
         .collect();
     let data = Data::Int8 {
+        values: &values,
+        scales: &scales,
+        strides: [len, 1, 0],
+    };
+    add(&with(data, 576));
+
+    let mut values = vec![0; len * 576];
+    let rows = case.kv.chunks(576).zip(values.chunks_mut(576));
+    let scales: Vec<f32> = rows
+        .map(|(row, values)| format::encode_e4m3(row, values).unwrap())
+        .collect();
+    let data = Data::E4m3 {
         values: &values,
         scales: &scales,
         strides: [len, 1, 0],

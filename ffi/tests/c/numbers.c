@@ -43,13 +43,13 @@ static void length(size_t *len, size_t max) {
 }
 
 static struct amla_tensor tensor(size_t heads, size_t width) {
-    static const size_t bytes[] = {1, 2, 2, 4, 1, 1, 1, 1};
+    static const size_t bytes[] = {1, 2, 2, 4, 1, 1, 1, 34, 18, 1};
     struct amla_tensor t = {.struct_size = sizeof t, .dtype = AMLA_DTYPE_BF16, .data = data,
                             .strides = {heads * width, heads * width, width},
                             .scales = (const float *)(const void *)data, .scales_len = LEN,
                             .model1_scales = 576, .model1_scale_stride = 8};
-    if (any(6) == 0) t.dtype = any(8);
-    t.len = sizeof data / bytes[t.dtype & 7];
+    if (any(6) == 0) t.dtype = any(10);
+    t.len = sizeof data / bytes[t.dtype];
     length(&t.len, t.len);
     scramble(t.strides, 3, 8);
     scramble(t.scale_strides, 3, 8);
@@ -78,7 +78,7 @@ static int round_of(void) {
         for (int32_t i = 0; i < 8; i++) list[i] = i;
     scramble(&call.b, 7, 12); /* b, s_q, s_k, h_q, h_kv, d_qk, d_v */
     if (any(4) == 0) call.flags = any(3);
-    if (any(8) == 0) call.precision = any(3);
+    if (any(8) == 0) call.precision = any(4);
     if (any(8) == 0) call.rescale = any(3);
     struct amla_tensor q = tensor(call.h_q, width[0]), kv = tensor(call.h_kv, width[0]);
     struct amla_tensor q_rope = tensor(call.h_q, 64), k_rope = tensor(call.h_kv, 64);

@@ -208,6 +208,11 @@ static void pointers(void) {
     void *odd = (char *)kv + 1;
     REFUSED(CALL, MISALIGNED, "kv", w.kv.data = odd);
     DETAIL(last.max == 2);
+    REFUSED(CALL, MISALIGNED, "kv", w.kv.dtype = AMLA_DTYPE_F32; w.kv.data = (char *)kv + 2);
+    DETAIL(last.max == 4);
+    REFUSED(CALL, MISALIGNED, "kv", w.kv.dtype = AMLA_DTYPE_Q8_0; w.kv.data = odd);
+    REFUSED(CALL, MISALIGNED, "kv", w.kv.dtype = AMLA_DTYPE_Q4_0; w.kv.data = odd);
+    DETAIL(last.max == 2);
     REFUSED(CALL, MISALIGNED, "cache_seqlens", w.call.cache_seqlens = odd);
     REFUSED(COMPUTE, MISALIGNED, "workspace", w.workspace = workspace + 1);
     DETAIL(last.max == AMLA_WORKSPACE_ALIGN);
@@ -251,13 +256,12 @@ static void structs(void) {
     REFUSED(CALL, UNKNOWN_VALUE, "flags", w.call.flags = 0x80000001U);
     REFUSED(CALL, UNKNOWN_VALUE, "call.reserved", w.call.reserved = 1);
     REFUSED(CALL, UNKNOWN_VALUE, "q.dtype", w.q.dtype = 0);
-    REFUSED(CALL, UNKNOWN_VALUE, "kv.dtype", w.kv.dtype = AMLA_DTYPE_F32);
-    REFUSED(CALL, UNKNOWN_VALUE, "kv.dtype", w.kv.dtype = 7);
+    REFUSED(CALL, UNKNOWN_VALUE, "kv.dtype", w.kv.dtype = AMLA_DTYPE_E4M3 + 1);
     REFUSED(CALL, UNKNOWN_VALUE, "page_size", w.call.page_size = 0);
     REFUSED(CALL, UNKNOWN_VALUE, "indices.reserved", sparse(); w.indices.reserved = 1);
     REFUSED(CALL, UNKNOWN_VALUE, "extra.reserved", sparse(); w.extra.reserved = 1);
     REFUSED(CALL, UNKNOWN_VALUE, "rescale", w.call.rescale = 2);
-    REFUSED(CALL, UNKNOWN_VALUE, "precision", w.call.precision = 2);
+    REFUSED(CALL, UNKNOWN_VALUE, "precision", w.call.precision = 3);
     REFUSED(OUTPUT, UNKNOWN_VALUE, "output.dtype", w.output.dtype = AMLA_DTYPE_FP8);
     REFUSED(OUTPUT | MERGE, UNKNOWN_VALUE, "lse_base", w.output.lse_base = 2);
     REFUSED(OUTPUT | MERGE, UNKNOWN_VALUE, "lse_empty", w.output.lse_empty = 2);
@@ -280,6 +284,10 @@ static void problems(void) {
     REFUSED(CALL, TOO_SHORT, "kv", w.kv.len = KV_LEN - 1);
     REFUSED(CALL, TOO_SHORT, "block_table", w.call.block_table_len = BLOCKS);
     REFUSED(CALL, TOO_SHORT, "scales", w.kv.dtype = AMLA_DTYPE_INT8; w.kv.scales_len--);
+    REFUSED(CALL, TOO_SHORT, "scales", w.kv.dtype = AMLA_DTYPE_E4M3; w.kv.scales_len--);
+    /* Strides that count numbers, not blocks. */
+    REFUSED(CALL, TOO_SHORT, "kv", w.kv.dtype = AMLA_DTYPE_Q8_0; w.kv.len /= 32);
+    REFUSED(CALL, TOO_SHORT, "kv", w.kv.dtype = AMLA_DTYPE_Q4_0; w.kv.len /= 32);
     REFUSED(CALL, TOO_SHORT, "v", contiguous(); w.call.v = &w.v; w.v.len--);
     REFUSED(CALL, TOO_SHORT, "indices", sparse(); w.indices.indices_len--);
     REFUSED(CALL, TOO_SHORT, "tail_mask", w.call.tail_mask = mask; w.call.tail = 64;
@@ -491,6 +499,19 @@ static void others(void) {
            AMLA_ERROR_WRONG_LENGTH);
     DETAIL(amla_encode_int8(row, 576, values, 575, &scale, NULL) == AMLA_ERROR_WRONG_LENGTH);
     DETAIL(amla_encode_int8(row, 576, values, 576, NULL, NULL) == AMLA_ERROR_NULL_POINTER);
+    DETAIL(amla_encode_e4m3(row, 576, bytes, 575, &scale, NULL) == AMLA_ERROR_WRONG_LENGTH);
+    DETAIL(amla_encode_e4m3(row, 576, bytes, 576, NULL, NULL) == AMLA_ERROR_NULL_POINTER);
+    float numbers[64] = {0};
+    uint16_t blocks[2 * 17];
+    DETAIL(amla_encode_q8_0(numbers, 64, blocks, 1, NULL) == AMLA_ERROR_WRONG_LENGTH);
+    DETAIL(amla_encode_q8_0(numbers, 63, blocks, 2, NULL) == AMLA_ERROR_WRONG_LENGTH);
+    DETAIL(amla_encode_q8_0(NULL, 64, blocks, 2, NULL) == AMLA_ERROR_NULL_POINTER);
+    DETAIL(amla_encode_q8_0(numbers, 64, numbers, 2, NULL) == AMLA_ERROR_ALIASED);
+    DETAIL(amla_encode_q8_0(numbers, 32, (char *)blocks + 1, 1, NULL) == AMLA_ERROR_MISALIGNED);
+    DETAIL(amla_encode_q4_0(numbers, 64, blocks, 1, NULL) == AMLA_ERROR_WRONG_LENGTH);
+    DETAIL(amla_encode_q4_0(numbers, 64, NULL, 2, NULL) == AMLA_ERROR_NULL_POINTER);
+    DETAIL(amla_encode_q4_0(numbers, 64, numbers, 2, NULL) == AMLA_ERROR_ALIASED);
+    DETAIL(amla_encode_q4_0(numbers, SIZE_MAX, blocks, 2, NULL) == AMLA_ERROR_BAD_EXTENT);
 
     DETAIL(amla_set_max_backend(NULL) == AMLA_ERROR_NULL_POINTER);
     DETAIL(amla_set_max_backend("") == AMLA_ERROR_BACKEND_UNAVAILABLE);

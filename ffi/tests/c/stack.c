@@ -38,7 +38,8 @@ enum {
     ABI_VERSION, VERSION_STRING, BACKEND_NAME, PERMIT_AMX, SET_MAX_BACKEND, AVAILABLE_BACKEND,
     CAPABILITIES,
     STATUS_STRING, PLAN_SIZE, PLAN, PLAN_QUERY, WORKSPACE_SIZE, RUN, RUN_TASKS, COMBINE, MERGE,
-    MLA_DECODE, ENCODE_FP8, ENCODE_MODEL1, ENCODE_INT8, FUNCTIONS
+    MLA_DECODE, ENCODE_FP8, ENCODE_MODEL1, ENCODE_INT8, ENCODE_E4M3,
+    ENCODE_Q8_0, ENCODE_Q4_0, FUNCTIONS
 };
 
 struct deepest {
@@ -99,6 +100,8 @@ static struct amla_error_detail detail;
 static size_t plan_size, workspace_size, parts_len, row_len, encoded_len;
 static uint8_t encoded[AMLA_FP8_ROW], scales[AMLA_MODEL1_SCALES];
 static int8_t values[576];
+static float floats[576];
+static uint16_t blocks[576 / 32 * 17];
 static float scale;
 static amla_status status;
 static const char *volatile text;
@@ -154,6 +157,15 @@ static void encode_model1(void) {
 static void encode_int8(void) {
     status = BELOW(amla_encode_int8(numbers, row_len, values, encoded_len, &scale, &detail));
 }
+static void encode_e4m3(void) {
+    status = BELOW(amla_encode_e4m3(numbers, row_len, encoded, encoded_len, &scale, &detail));
+}
+static void encode_q8_0(void) {
+    status = BELOW(amla_encode_q8_0(floats, row_len, blocks, encoded_len, &detail));
+}
+static void encode_q4_0(void) {
+    status = BELOW(amla_encode_q4_0(floats, row_len, blocks, encoded_len, &detail));
+}
 
 static const struct {
     const char *name;
@@ -180,6 +192,9 @@ static const struct {
     [ENCODE_FP8] = {"amla_encode_fp8", encode_fp8, 0},
     [ENCODE_MODEL1] = {"amla_encode_model1", encode_model1, 0},
     [ENCODE_INT8] = {"amla_encode_int8", encode_int8, 0},
+    [ENCODE_E4M3] = {"amla_encode_e4m3", encode_e4m3, 0},
+    [ENCODE_Q8_0] = {"amla_encode_q8_0", encode_q8_0, 0},
+    [ENCODE_Q4_0] = {"amla_encode_q4_0", encode_q4_0, 0},
 };
 
 static amla_status measure(int function) {
@@ -418,8 +433,10 @@ static void mla_decodes(void) {
 }
 
 static void encoders(void) {
-    static const size_t lens_of[][2] = {{576, AMLA_FP8_ROW}, {512, AMLA_MODEL1_ROW}, {576, 576}};
-    for (int i = 0; i < 3; i++) {
+    static const size_t lens_of[][2] = {{576, AMLA_FP8_ROW}, {512, AMLA_MODEL1_ROW}, {576, 576},
+                                       {576, 576},          {576, 18},              {576, 18}};
+    for (int i = 0; i < 576; i++) floats[i] = (float)(i * 29 % 97) - 48.0f;
+    for (int i = 0; i < 6; i++) {
         row_len = lens_of[i][0];
         encoded_len = lens_of[i][1];
         strcpy(description, "a row");

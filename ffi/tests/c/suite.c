@@ -61,6 +61,8 @@ static size_t size_of(amla_dtype dtype) {
     case AMLA_DTYPE_BF16:
     case AMLA_DTYPE_F16: return 2;
     case AMLA_DTYPE_F32: return 4;
+    case AMLA_DTYPE_Q8_0: return 34;
+    case AMLA_DTYPE_Q4_0: return 18;
     default: return 1;
     }
 }
@@ -385,7 +387,23 @@ static void encode(void) {
     give(int8, len);
     give(&scale, sizeof scale);
     free(int8);
+    uint8_t *e4m3 = allocate(len);
+    done(amla_encode_e4m3(row, len, e4m3, len, &scale, &detail), &detail);
+    give(e4m3, len);
+    give(&scale, sizeof scale);
+    free(e4m3);
     free(row);
+    /* The same numbers in FP32: 18 blocks of them. */
+    float *floats = blob(&bytes);
+    void *q8_0 = allocate(18 * 34), *q4_0 = allocate(18 * 18);
+    check(bytes == 576 * sizeof *floats, "576 FP32 numbers");
+    done(amla_encode_q8_0(floats, 576, q8_0, 18, &detail), &detail);
+    done(amla_encode_q4_0(floats, 576, q4_0, 18, &detail), &detail);
+    give(q8_0, 18 * 34);
+    give(q4_0, 18 * 18);
+    free(q8_0);
+    free(q4_0);
+    free(floats);
 }
 
 /* The first result and the others into one. */

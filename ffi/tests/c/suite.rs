@@ -4,9 +4,10 @@
 use std::fs;
 use std::path::Path;
 
+use amla::format::{Q4_0, Q8_0};
 use amla::{
-    Data, Elements, EmptyLse, Extra, IndexList, Indices, Lse, LseBase, Options, Output, Part,
-    Precision, Problem, Rescale, Sparse, Tensor, decode, format, merge,
+    Data, Elements, EmptyLse, Extra, IndexList, Indices, Inputs, Lse, LseBase, Options, Output,
+    Part, Precision, Problem, Rescale, Sparse, Tensor, decode, format, merge,
 };
 use half::{bf16, f16};
 
@@ -110,6 +111,15 @@ impl Cases {
                 scale_strides = strides;
                 (6, bytes_of(values, i8::to_le_bytes))
             }
+            Data::E4m3 {
+                values,
+                scales: of_rows,
+                strides,
+            } => {
+                scales = Some(floats(of_rows));
+                scale_strides = strides;
+                (9, values.to_vec())
+            }
         };
         self.word(dtype);
         self.sizes(*strides);
@@ -152,7 +162,12 @@ impl Cases {
         self.sizes([s.b, s.s_q, s.s_k, s.h_q, s.h_kv, s.d_qk, s.d_v]);
         self.word(problem.softmax_scale.to_bits().into());
         self.word((options.rescale == Rescale::Compensated).into());
-        self.word((options.precision == Precision::Bf16x2).into());
+        self.word(match (options.precision, options.inputs) {
+            (Precision::Bf16, Inputs::AsGiven) => 0,
+            (Precision::Bf16x2, Inputs::AsGiven) => 1,
+            (Precision::Bf16, Inputs::Bf16) => 2,
+            (Precision::Bf16x2, Inputs::Bf16) => unreachable!("C has no number for it"),
+        });
         let name = format!("{}\0", options.backend.id().name());
         self.blob(Some(name.as_bytes()));
         self.tensor(Some(&problem.q));
@@ -244,7 +259,7 @@ impl Cases {
         }
     }
 
-    /// A row of 576 numbers in each format.
+    /// A row of 576 numbers or more in each format.
     pub fn encode(&mut self, row: &[bf16]) {
         self.names.push((self.want.len(), "encoders".to_owned()));
         self.word(1);
@@ -260,6 +275,17 @@ impl Cases {
         self.want.extend(scales);
         self.want.extend(bytes_of(&int8, i8::to_le_bytes));
         self.want.extend(scale.to_le_bytes());
+        let mut e4m3 = vec![0; row.len()];
+        let scale = format::encode_e4m3(row, &mut e4m3).unwrap();
+        self.want.extend(e4m3);
+        self.want.extend(scale.to_le_bytes());
+        let row: Vec<f32> = row[..576].iter().map(|x| x.to_f32()).collect();
+        self.blob(Some(&floats(&row)));
+        let (mut q8, mut q4) = ([Q8_0::default(); 18], [Q4_0::default(); 18]);
+        format::encode_q8_0(&row, &mut q8).unwrap();
+        format::encode_q4_0(&row, &mut q4).unwrap();
+        self.want.extend(bytemuck::cast_slice::<_, u8>(&q8));
+        self.want.extend(bytemuck::cast_slice::<_, u8>(&q4));
     }
 
     /// Results over different keys of a problem of this shape, the first of them the total.
