@@ -185,6 +185,10 @@ impl<'a> Row<'a> {
                 values: &values[column..],
                 scale,
             },
+            Self::E4m3 { values, scale } => Self::E4m3 {
+                values: &values[column..],
+                scale,
+            },
             Self::Fp8 { .. } => self,
         }
     }

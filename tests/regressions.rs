@@ -30,6 +30,8 @@ mod rescale_bits;
 mod rows;
 #[path = "../fuzz/src/schedule.rs"]
 mod schedule;
+#[path = "common/stored.rs"]
+mod stored;
 
 macro_rules! seeds {
     ($($name:ident $target:literal $run:path;)*) => {$(

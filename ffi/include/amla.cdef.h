@@ -197,6 +197,7 @@ enum {
     AMLA_DTYPE_INT8 = 6,
     AMLA_DTYPE_Q8_0 = 7,
     AMLA_DTYPE_Q4_0 = 8,
+    AMLA_DTYPE_E4M3 = 9,
     AMLA_RESCALE_EXACT = 0,
     AMLA_RESCALE_COMPENSATED = 1,
     AMLA_PRECISION_BF16 = 0,
@@ -285,4 +286,20 @@ amla_status amla_encode_int8(const uint16_t *row,
                              int8_t *values,
                              size_t values_len,
                              float *scale,
+                             struct amla_error_detail *detail);
+amla_status amla_encode_e4m3(const uint16_t *row,
+                             size_t row_len,
+                             uint8_t *values,
+                             size_t values_len,
+                             float *scale,
+                             struct amla_error_detail *detail);
+amla_status amla_encode_q8_0(const float *row,
+                             size_t row_len,
+                             void *blocks,
+                             size_t blocks_len,
+                             struct amla_error_detail *detail);
+amla_status amla_encode_q4_0(const float *row,
+                             size_t row_len,
+                             void *blocks,
+                             size_t blocks_len,
                              struct amla_error_detail *detail);

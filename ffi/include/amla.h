@@ -171,7 +171,7 @@ struct amla_tensor {
     // Elements (bytes, blocks) from one index to the next, outermost dimension first, of every
     // dimension but the last.
     size_t strides[3] AMLA_DEFAULT;
-    // AMLA_DTYPE_INT8: each row's scale. Otherwise not looked at.
+    // AMLA_DTYPE_INT8, AMLA_DTYPE_E4M3: each row's scale. Otherwise not looked at.
     const float *scales AMLA_DEFAULT;
     // How many scales there are.
     size_t scales_len AMLA_DEFAULT;
@@ -556,11 +556,14 @@ struct amla_part {
 #define AMLA_DTYPE_INT8 6
 
 // ggml's block_q8_0, 32 numbers in 34 bytes; inputs only. Rows are whole blocks; lengths and strides count
-// blocks.
+// blocks. amla_encode_q8_0() writes them.
 #define AMLA_DTYPE_Q8_0 7
 
-// ggml's block_q4_0, 32 numbers in 18 bytes; as AMLA_DTYPE_Q8_0.
+// ggml's block_q4_0, 32 numbers in 18 bytes; as AMLA_DTYPE_Q8_0. amla_encode_q4_0() writes them.
 #define AMLA_DTYPE_Q4_0 8
+
+// e4m3 with an FP32 scale for each row; inputs only. amla_encode_e4m3() writes one.
+#define AMLA_DTYPE_E4M3 9
 
 // By exact powers of two; most blocks need none. The default.
 #define AMLA_RESCALE_EXACT 0
@@ -883,6 +886,53 @@ amla_status amla_encode_int8(const uint16_t *row,
                              int8_t *values,
                              size_t values_len,
                              float *scale,
+                             struct amla_error_detail *detail);
+
+// Encodes a row of BF16 numbers for AMLA_DTYPE_E4M3, by its largest magnitude over 448. NaN stays
+// NaN; an infinity makes the scale infinite, and the whole row NaN.
+//
+// @param row BF16 numbers.
+// @param row_len How many.
+// @param values Where the row goes.
+// @param values_len As row_len.
+// @param scale Where its scale goes.
+// @param detail Null, or where the reason goes if the call is refused.
+// @return AMLA_OK, or whatever is wrong with the arguments; then nothing was written.
+amla_status amla_encode_e4m3(const uint16_t *row,
+                             size_t row_len,
+                             uint8_t *values,
+                             size_t values_len,
+                             float *scale,
+                             struct amla_error_detail *detail);
+
+// Encodes a row of FP32 numbers as ggml's blocks for AMLA_DTYPE_Q8_0, bit for bit as its
+// quantize_row_q8_0_ref does.
+//
+// @param row FP32 numbers.
+// @param row_len 32 * blocks_len.
+// @param blocks Where the row goes: blocks of 34 bytes, aligned to 2.
+// @param blocks_len How many blocks.
+// @param detail Null, or where the reason goes if the call is refused.
+// @return AMLA_OK, or whatever is wrong with the arguments; then nothing was written.
+amla_status amla_encode_q8_0(const float *row,
+                             size_t row_len,
+                             void *blocks,
+                             size_t blocks_len,
+                             struct amla_error_detail *detail);
+
+// Encodes a row of FP32 numbers as ggml's blocks for AMLA_DTYPE_Q4_0, bit for bit as its
+// quantize_row_q4_0_ref does.
+//
+// @param row FP32 numbers.
+// @param row_len 32 * blocks_len.
+// @param blocks Where the row goes: blocks of 18 bytes, aligned to 2.
+// @param blocks_len How many blocks.
+// @param detail Null, or where the reason goes if the call is refused.
+// @return AMLA_OK, or whatever is wrong with the arguments; then nothing was written.
+amla_status amla_encode_q4_0(const float *row,
+                             size_t row_len,
+                             void *blocks,
+                             size_t blocks_len,
                              struct amla_error_detail *detail);
 
 #ifdef __cplusplus

@@ -19,6 +19,8 @@ mod exact;
 mod hosts;
 #[path = "../../fuzz/src/rows.rs"]
 mod rows;
+#[path = "../../tests/common/stored.rs"]
+mod stored;
 
 // The library as it is, but for its root: that is a static library, which Rust can't call.
 #[path = "../src/call.rs"]

@@ -3,10 +3,9 @@
 
 use std::fmt::Debug;
 
-use amla::format::{FP8_ROW, MODEL1_ROW, MODEL1_SCALES, encode_fp8, encode_int8, encode_model1};
 use amla::{
-    Backend, Data, Elements, Extra, IndexList, Indices, Options, Output, Pages, Precision, Problem,
-    Rescale, SUPPORTED_DIMS, Shape, Sparse, Tensor, decode, reference,
+    Backend, Data, Elements, Extra, IndexList, Indices, Inputs, Options, Output, Pages, Precision,
+    Problem, Rescale, SUPPORTED_DIMS, Shape, Sparse, decode, reference,
 };
 use half::{bf16, f16};
 
@@ -14,6 +13,7 @@ use crate::common::{backends, normal, used_workspace};
 use crate::draw::Draw;
 use crate::exact::{Arithmetic, Row, Want, rows};
 use crate::hosts::{self, Host, Keys, Layout, Rows};
+use crate::stored::{Format, Stored};
 
 // By its path, as other roots include this file by its own.
 #[path = "cut.rs"]
@@ -23,11 +23,11 @@ use cut::{Cut, nth, split};
 
 pub fn run(data: &[u8]) {
     with_problem(data, |problem, call| {
-        let rows = rows(problem);
+        let given = rows(problem, false);
         let d_v = problem.shape.d_v;
         let (o, lse) = hosts::golden(problem);
-        golden_max_logits(problem, &rows);
-        let golden = Wants::of(&rows, Arithmetic::FP64);
+        golden_max_logits(problem, &given);
+        let golden = Wants::of(&given, Arithmetic::FP64);
         golden.check(|row, c| o[row * d_v + c], |row| lse[row], &"Golden");
         let mut wants = golden;
         for backend in backends() {
@@ -38,20 +38,26 @@ pub fn run(data: &[u8]) {
             let (o, lse) = hosts::decoded(problem, &options);
             let number = |bits: u32| f64::from(f32::from_bits(bits));
             // Several backends compute alike.
-            if wants.arithmetic != Arithmetic::of(&options) {
-                wants = Wants::of(&rows, Arithmetic::of(&options));
+            let arithmetic = Arithmetic::of(problem, &options);
+            if wants.arithmetic != arithmetic {
+                wants = match arithmetic.rounded_inputs {
+                    true => Wants::of(&rows(problem, true), arithmetic),
+                    false => Wants::of(&given, arithmetic),
+                };
             }
             wants.check(
                 |row, c| number(o[row * d_v + c]),
                 |row| number(lse[row]),
                 &options,
             );
-            for (i, row) in max_logits(problem, &options)
+            let rounded_rows = arithmetic.rounded_inputs.then(|| rows(problem, true));
+            let taken = rounded_rows.as_ref().unwrap_or(&given);
+            for (i, (got, row)) in max_logits(problem, &options)
                 .into_iter()
-                .zip(&rows)
+                .zip(taken)
                 .enumerate()
             {
-                let (got, want) = (row.0.into(), row.1.largest(Arithmetic::of(&options)));
+                let (got, want) = (got.into(), row.largest(arithmetic));
                 assert!(
                     want.admits(got),
                     "max_logits[{i}] = {got}, want {want:?}, {options:?}"
@@ -74,8 +80,14 @@ pub fn kind(data: &[u8]) -> Option<String> {
             Data::Fp8(_) => "fp8",
             Data::Model1 { .. } => "model1",
             Data::Int8 { .. } => "int8",
+            Data::E4m3 { .. } => "e4m3",
+            Data::F32(_) => "f32",
+            Data::Q8_0(_) => "q8_0",
+            Data::Q4_0(_) => "q4_0",
         };
         let mut words = vec![name(&problem.kv.data)];
+        let q = name(&problem.q.data);
+        words.extend((q != "bf16").then_some(q));
         let mut add = |there: bool, word: &'static str| words.extend(there.then_some(word));
         add(problem.pages.is_some(), "paged");
         add(problem.kv_indptr.is_some(), "ragged");
@@ -100,6 +112,7 @@ pub fn kind(data: &[u8]) -> Option<String> {
         let wide = |sparse: Sparse| matches!(sparse.indices.indices, IndexList::I64(_));
         add(problem.sparse.is_some_and(wide), "wide");
         add(problem.sink.is_some(), "sink");
+        add(call.options.inputs == Inputs::Bf16, "rounded");
         add(call.special, "special");
         add(problem.shape.s_k >= 2048, "long");
         kind = Some(words.join("-"));
@@ -217,16 +230,6 @@ pub fn with_problem(data: &[u8], use_it: impl FnOnce(&Problem, &Call)) {
     }
 }
 
-/// How a cache is stored.
-#[derive(Clone, Copy, PartialEq)]
-enum Format {
-    Bf16,
-    F16,
-    Int8,
-    Fp8,
-    Model1,
-}
-
 const FORMATS: [Format; 5] = [
     Format::Bf16,
     Format::F16,
@@ -234,6 +237,41 @@ const FORMATS: [Format; 5] = [
     Format::Fp8,
     Format::Model1,
 ];
+
+/// Whether rows have one width.
+fn is_quantised(format: Format) -> bool {
+    matches!(format, Format::Fp8 | Format::Model1)
+}
+
+/// A column of rows in that format from which they can be read.
+fn whole_blocks(column: usize, format: Format) -> usize {
+    match format {
+        Format::Q8_0 | Format::Q4_0 => column / 32 * 32,
+        _ => column,
+    }
+}
+
+/// Sometimes another format instead. Drawn behind all else, so that older inputs mean what they meant.
+fn instead(draw: &mut Draw, format: Format) -> Format {
+    if is_quantised(format) || !draw.once_in(3) {
+        return format;
+    }
+    draw.one_of(&[
+        Format::F16,
+        Format::F32,
+        Format::Q8_0,
+        Format::Q4_0,
+        Format::E4m3,
+        Format::Bf16,
+    ])
+}
+
+/// Sometimes numbers are rounded to BF16 by backends that multiply it. Drawn behind all else, too.
+fn inputs(draw: &mut Draw, options: &mut Options) {
+    if draw.once_in(4) {
+        (options.precision, options.inputs) = (Precision::Bf16, Inputs::Bf16);
+    }
+}
 
 /// Small widths more often than large ones, unless the format has but one.
 fn dims(draw: &mut Draw, format: Format) -> (usize, usize) {
@@ -333,7 +371,7 @@ fn with_host(draw: &mut Draw, mut call: Call, use_it: impl FnOnce(&Problem, &Cal
         })
         .collect();
     let mut host = Host::new(heads, dims, &requests);
-    let quantised = matches!(format, Format::Fp8 | Format::Model1);
+    let quantised = is_quantised(format);
     if !quantised && draw.once_in(3) {
         host = host.separate_v();
     }
@@ -392,20 +430,33 @@ fn with_host(draw: &mut Draw, mut call: Call, use_it: impl FnOnce(&Problem, &Cal
         None => [s.b, s.s_q, s.h_q],
     };
     let width = |split: bool| if split { s.d_v } else { s.d_qk };
+    let [q, kv, v] = [q, format, v].map(|format| instead(draw, format));
+    let [q_rope, k_rope] = [(); 2].map(|()| instead(draw, Format::Bf16));
+    inputs(draw, &mut call.options);
+    let rope = s.d_qk - s.d_v.min(s.d_qk);
     let q = Stored::new(&problem.q, queries, width(layout.split_q), q);
-    let kv = Stored::new(&problem.kv, outer, width(layout.split_k), format);
+    let kv_format = kv;
+    let kv = Stored::new(&problem.kv, outer, width(layout.split_k), kv_format);
     let v = problem
         .v
         .map(|tensor| Stored::new(&tensor, outer, s.d_v, v));
+    let q_rope = problem
+        .q_rope
+        .map(|tensor| Stored::new(&tensor, queries, rope, q_rope));
+    let k_rope = problem
+        .k_rope
+        .map(|tensor| Stored::new(&tensor, outer, rope, k_rope));
     let mut problem = Problem {
         q: q.tensor(),
+        q_rope: q_rope.as_ref().map(Stored::tensor),
         kv: kv.tensor(),
+        k_rope: k_rope.as_ref().map(Stored::tensor),
         v: v.as_ref().map(Stored::tensor),
         ..problem
     };
     // Drawn last, so that older inputs are what they were.
     if v.is_none() && !layout.split_k && !quantised && draw.once_in(3) {
-        problem.v_offset = draw.among(0..=dims.0 - dims.1);
+        problem.v_offset = whole_blocks(draw.among(0..=dims.0 - dims.1), kv_format);
     }
     let [step, gap] = [draw.among(0..=2), draw.among(0..=3)];
     let lens = problem.cache_seqlens.map(|lens| spread(lens, 1, step));
@@ -521,23 +572,32 @@ fn with_sparse(draw: &mut Draw, mut call: Call, use_it: impl FnOnce(&Problem, &C
         .then(|| (0..b).map(|_| draw.among(0..=dims[1]) as i32).collect());
     let sink = sink(draw, h_q);
     let softmax_scale = scale(draw, d_qk);
-    let same_format = matches!(format, Format::Fp8 | Format::Model1);
-    let other_format = if same_format {
+    let other_format = if is_quantised(format) {
         format
     } else {
         draw.one_of(&FORMATS[..3])
     };
     // Drawn last, so that older inputs are what they were.
-    let cut = Cut::draw(draw, extra.is_some(), same_format, [b, s_q], [d_qk, d_v]);
+    let mut cut = Cut::draw(
+        draw,
+        extra.is_some(),
+        is_quantised(format),
+        [b, s_q],
+        [d_qk, d_v],
+    );
     for list in std::iter::once(&mut indices).chain(&mut extra_indices) {
         list.vary(draw, [b, s_q, h_kv], cut.q_indptr.as_deref());
     }
+    let [q_format, format, other_format] =
+        [Format::Bf16, format, other_format].map(|format| instead(draw, format));
+    inputs(draw, &mut call.options);
+    cut.v_offset = whole_blocks(cut.v_offset, format);
     let q_dims = cut.q_dims([b, s_q, h_q]);
     let (q, q_rope) = split(q, [b, s_q, h_q], q_dims, [d_qk, d_v], cut.q);
     let (kv, k_rope) = split(kv, dims, dims, [d_qk, d_v], cut.kv);
     let v = cut.values(dims, d_v);
     let width = |split| if split { d_v } else { d_qk };
-    let q = Stored::new(&q.tensor(), q_dims, width(cut.q), Format::Bf16);
+    let q = Stored::new(&q.tensor(), q_dims, width(cut.q), q_format);
     let kv = Stored::new(&kv.tensor(), dims, width(cut.kv), format);
     let other = Stored::new(&other.tensor(), second, d_qk, other_format);
     let shape = Shape {
@@ -627,99 +687,5 @@ impl OwnedIndices {
             topk_length: self.lengths.as_deref(),
             topk_length_strides: self.length_strides,
         }
-    }
-}
-
-// -------------------------------------------------------------------------------------------------
-// Formats
-// -------------------------------------------------------------------------------------------------
-
-/// A tensor in another format.
-struct Stored {
-    elements: Owned,
-    strides: [usize; 3],
-}
-
-enum Owned {
-    Bf16(Vec<bf16>),
-    F16(Vec<f16>),
-    Int8(Vec<i8>, Vec<f32>),
-    Fp8(Vec<u8>),
-    /// Rows and scales of each page, the rows first.
-    Model1(Vec<u8>, usize),
-}
-
-impl Stored {
-    /// FP16 and INT8 have the tensor's strides, scales where their rows begin; FP8 is dense.
-    fn new(tensor: &Tensor, dims: [usize; 3], width: usize, format: Format) -> Self {
-        let Data::Bf16(data) = tensor.data else {
-            unreachable!("tensors are laid out in BF16");
-        };
-        let [outer, inner, heads] = dims;
-        let mut strides = tensor.strides;
-        let indices =
-            (0..outer * inner * heads).map(|i| [i / heads / inner, i / heads % inner, i % heads]);
-        let rows = indices.map(|at| {
-            let start = at
-                .iter()
-                .zip(tensor.strides)
-                .map(|(i, stride)| i * stride)
-                .sum();
-            (start, at)
-        });
-        let row = |start: usize| &data[start..][..width];
-        let elements = match format {
-            Format::Bf16 => Owned::Bf16(data.to_vec()),
-            Format::F16 => Owned::F16(data.iter().map(|x| f16::from_f32(x.to_f32())).collect()),
-            Format::Int8 => {
-                let (mut values, mut scales) = (vec![0; data.len()], vec![f32::NAN; data.len()]);
-                for (start, _) in rows {
-                    scales[start] = encode_int8(row(start), &mut values[start..][..width]).unwrap();
-                }
-                Owned::Int8(values, scales)
-            }
-            Format::Fp8 => {
-                strides = [inner * heads * FP8_ROW, heads * FP8_ROW, FP8_ROW];
-                let mut bytes = vec![0; outer * strides[0]];
-                for ((start, _), bytes) in rows.zip(bytes.chunks_mut(FP8_ROW)) {
-                    encode_fp8(row(start), bytes).unwrap();
-                }
-                Owned::Fp8(bytes)
-            }
-            Format::Model1 => {
-                let scales = inner * MODEL1_ROW;
-                strides = [inner * (MODEL1_ROW + MODEL1_SCALES), MODEL1_ROW, 0];
-                let mut bytes = vec![0; outer * strides[0]];
-                for (start, [outer, inner, _]) in rows {
-                    let page = &mut bytes[outer * strides[0]..][..strides[0]];
-                    let (values, scales) = page.split_at_mut(scales);
-                    let values = &mut values[inner * MODEL1_ROW..][..MODEL1_ROW];
-                    let scales = &mut scales[inner * MODEL1_SCALES..][..MODEL1_SCALES];
-                    encode_model1(row(start), values, scales).unwrap();
-                }
-                Owned::Model1(bytes, scales)
-            }
-        };
-        Self { elements, strides }
-    }
-
-    fn tensor(&self) -> Tensor<'_> {
-        let strides = self.strides;
-        let data = match &self.elements {
-            Owned::Bf16(data) => Data::Bf16(data),
-            Owned::F16(data) => Data::F16(data),
-            Owned::Int8(values, scales) => Data::Int8 {
-                values,
-                scales,
-                strides,
-            },
-            Owned::Fp8(bytes) => Data::Fp8(bytes),
-            &Owned::Model1(ref bytes, scales) => Data::Model1 {
-                bytes,
-                scales,
-                scale_stride: MODEL1_SCALES,
-            },
-        };
-        Tensor { data, strides }
     }
 }

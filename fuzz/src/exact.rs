@@ -4,8 +4,9 @@
 //! The bound follows the definitions, row by row. With weights `w_k = 2^(t_k) / sum of 2^(t_i)`,
 //! `t_k` a score in log2 units and `D_k` its distance from the largest:
 //!
-//! * A score is a sum of products that are exact in FP32, 96 at a time, then of these sums. It is
-//!   off by at most `(96 + d_qk / 96) u` of the sum of magnitudes: its condition counts.
+//! * A score is a sum of products, 96 at a time, then of these sums. Products of BF16 are exact in FP32. It is
+//!   off by at most `(96 + d_qk / 96) u` of the sum of magnitudes: its condition counts. Products of other
+//!   numbers are rounded, for another `u`.
 //! * `t_k` is off by that times the scale, and by some `u D_k` for the products and differences on
 //!   the way; by `u |t|` too where the reference isn't exact: in the compensated mode, and from
 //!   2^22 on, where FP32 has no fraction left.
@@ -19,7 +20,8 @@
 
 use amla::schedule::splits;
 use amla::{
-    BLOCK_KEYS, BackendId, IndexList, Options, Precision, Problem, Rescale, Sparse, Tensor,
+    BLOCK_KEYS, BackendId, Data, IndexList, Inputs, Options, Precision, Problem, Rescale, Sparse,
+    Tensor,
 };
 use half::bf16;
 
@@ -45,6 +47,10 @@ pub struct Arithmetic {
     range: f64,
     /// Numbers so large may overflow.
     huge: f64,
+    /// Whether some numbers are more than BF16 holds: products of theirs are rounded, and blocks may be halved.
+    more_than_bf16: bool,
+    /// Whether numbers are rounded to BF16 before anything else.
+    pub rounded_inputs: bool,
 }
 
 impl Arithmetic {
@@ -58,18 +64,35 @@ impl Arithmetic {
         tiny: f64::MIN_POSITIVE,
         range: 1000.0,
         huge: f64::MAX / 4.0,
+        more_than_bf16: false,
+        rounded_inputs: false,
     };
 
     /// The kernel.
-    pub fn of(options: &Options) -> Self {
+    pub fn of(problem: &Problem, options: &Options) -> Self {
         let compensated = options.rescale == Rescale::Compensated;
+        let more_than_bf16 = more_than_bf16(problem);
+        let own = options.backend.id();
+        let multiplies_bf16 = matches!(
+            own,
+            BackendId::Avx512Bf16 | BackendId::Amx | BackendId::NeonBf16
+        );
+        let rounded_inputs = more_than_bf16 && multiplies_bf16 && options.inputs == Inputs::Bf16;
+        // Which is whose kernels compute.
+        let backend = match own {
+            BackendId::Avx512Bf16 | BackendId::Amx if more_than_bf16 && !rounded_inputs => {
+                BackendId::Avx512
+            }
+            BackendId::NeonBf16 if more_than_bf16 && !rounded_inputs => BackendId::Neon,
+            _ => own,
+        };
         Self {
-            unit: match options.backend.id() {
+            unit: match backend {
                 // Rounds to odd: by less than a unit in the last place, not by half of one.
                 BackendId::NeonBf16 => f64::from(f32::EPSILON),
                 _ => f64::from(f32::EPSILON) / 2.0,
             },
-            probability: match (options.backend.id(), options.precision) {
+            probability: match (backend, options.precision) {
                 // As docs/algorithm.md has it.
                 (BackendId::Avx512Bf16 | BackendId::Amx | BackendId::NeonBf16, Precision::Bf16) => {
                     2.0_f64.powi(-8)
@@ -83,7 +106,7 @@ impl Arithmetic {
             },
             rounded_reference: compensated,
             compensated: compensated && options.precision == Precision::Bf16,
-            steps: match options.backend.id() {
+            steps: match backend {
                 BackendId::Avx512Bf16 => &[(8, 16)],
                 BackendId::Amx => &[(4, 16)],
                 BackendId::NeonBf16 => &[],
@@ -92,6 +115,8 @@ impl Arithmetic {
             tiny: f32::MIN_POSITIVE.into(),
             range: 120.0,
             huge: f64::from(f32::MAX) / 4.0,
+            more_than_bf16,
+            rounded_inputs,
         }
     }
 }
@@ -100,9 +125,30 @@ impl Arithmetic {
     /// How far a score may be off.
     fn score_error(&self, score: &Score, d_qk: usize) -> f64 {
         let (depth, rest) = (d_qk.min(96), d_qk.div_ceil(96));
-        let summed = (depth + rest + 2) as f64 * self.unit;
+        let products = usize::from(self.more_than_bf16);
+        let summed = (depth + rest + 2 + products) as f64 * self.unit;
         summed * score.size + score.below * self.tiny
     }
+}
+
+/// Whether a tensor has numbers that BF16 doesn't hold.
+pub fn more_than_bf16(problem: &Problem) -> bool {
+    let extra = problem.sparse.as_ref().and_then(|s| s.extra.as_ref());
+    let tensors = [
+        Some(&problem.q),
+        problem.q_rope.as_ref(),
+        Some(&problem.kv),
+        problem.k_rope.as_ref(),
+        problem.v.as_ref(),
+        extra.map(|extra| &extra.kv),
+    ];
+    let exact = |data: &Data| {
+        matches!(
+            data,
+            Data::F16(_) | Data::F32(_) | Data::Q8_0(_) | Data::Q4_0(_)
+        )
+    };
+    tensors.into_iter().flatten().any(|t| exact(&t.data))
 }
 
 /// What a number must be.
@@ -154,8 +200,8 @@ struct Score {
     unsure: bool,
 }
 
-/// All rows, `[tokens, h_q]`.
-pub fn rows(problem: &Problem) -> Vec<Row> {
+/// All rows, `[tokens, h_q]`, of numbers as they are or rounded to BF16.
+pub fn rows(problem: &Problem, rounded: bool) -> Vec<Row> {
     let shape = problem.shape;
     let mut rows = Vec::new();
     for b in 0..shape.b {
@@ -171,7 +217,7 @@ pub fn rows(problem: &Problem) -> Vec<Row> {
             let keys = keys(problem, [b, j, n], at);
             let positions = if problem.sparse.is_some() { 1 } else { n };
             let group = positions * (shape.h_q / shape.h_kv);
-            rows.push(Row::of(problem, at, &keys, group));
+            rows.push(Row::of(problem, at, &keys, group, rounded));
         }
     }
     rows
@@ -263,7 +309,7 @@ fn joined(
     second: Option<&Tensor>,
     at: [usize; 3],
     [d_qk, d_v]: [usize; 2],
-) -> Vec<bf16> {
+) -> Vec<f32> {
     match second {
         Some(rope) => [row(first, at, d_v), row(rope, at, d_qk - d_v)].concat(),
         None => row(first, at, d_qk),
@@ -271,22 +317,29 @@ fn joined(
 }
 
 impl Row {
-    fn of(problem: &Problem, at: [usize; 3], keys: &Keys, group: usize) -> Self {
+    fn of(problem: &Problem, at: [usize; 3], keys: &Keys, group: usize, rounded: bool) -> Self {
         let shape = problem.shape;
         let widths = [shape.d_qk, shape.d_v];
-        let query = joined(&problem.q, problem.q_rope.as_ref(), at, widths);
+        let taken = |mut row: Vec<f32>| {
+            if rounded {
+                row.iter_mut()
+                    .for_each(|x| *x = bf16::from_f32(*x).to_f32());
+            }
+            row
+        };
+        let query = taken(joined(&problem.q, problem.q_rope.as_ref(), at, widths));
         let head = at[2] / (shape.h_q / shape.h_kv);
         let scale = f64::from(problem.softmax_scale) * std::f64::consts::LOG2_E;
         let (mut scores, mut values) = (Vec::new(), Vec::new());
         for (cache, [outer, token]) in keys.iter().flatten() {
             let at = [*outer, *token, head];
-            let key = joined(cache, problem.k_rope.as_ref(), at, widths);
+            let key = taken(joined(cache, problem.k_rope.as_ref(), at, widths));
             scores.push(Score::of(&query, &key, scale));
             let value = match &problem.v {
-                Some(v) => row(v, at, shape.d_v),
+                Some(v) => taken(row(v, at, shape.d_v)),
                 None => key[problem.v_offset..][..shape.d_v].to_vec(),
             };
-            values.extend(value.iter().map(|x| x.to_f64()));
+            values.extend(value.into_iter().map(f64::from));
         }
         Self {
             scores,
@@ -363,7 +416,7 @@ impl Row {
 }
 
 impl Score {
-    fn of(query: &[bf16], key: &[bf16], scale: f64) -> Self {
+    fn of(query: &[f32], key: &[f32], scale: f64) -> Self {
         let mut score = Self {
             t: 0.0,
             size: 0.0,
@@ -372,9 +425,9 @@ impl Score {
         };
         let mut finite = 0.0;
         for (q, k) in query.iter().zip(key) {
-            let subnormal = |x: &bf16| x.to_f32().is_subnormal();
+            let subnormal = |x: &f32| x.is_subnormal();
             score.unsure |= subnormal(q) && k.is_infinite() || q.is_infinite() && subnormal(k);
-            let (q, k) = (q.to_f64(), k.to_f64());
+            let (q, k) = (f64::from(*q), f64::from(*k));
             score.t += q * k;
             score.size += (q * k).abs();
             if (q * k).is_finite() {
@@ -413,7 +466,11 @@ impl<'a> Bound<'a> {
     fn new(row: &'a Row, arithmetic: Arithmetic, max: f64) -> Self {
         let Arithmetic { unit, .. } = arithmetic;
         let step = arithmetic.steps.iter().find(|step| row.group <= step.0);
-        let step = step.map_or(BLOCK_KEYS, |step| step.1);
+        let block = match arithmetic.more_than_bf16 {
+            true => BLOCK_KEYS / 2,
+            false => BLOCK_KEYS,
+        };
+        let step = step.map_or(block, |step| step.1);
         // What one task goes through, and how many there are.
         let ranges = splits(row.keys);
         let tasks = ranges.len() as f64;

@@ -1,8 +1,11 @@
 //! Stored rows both ways: what encoders write, decoded again; and rows of any bytes, which every
-//! backend takes as the same numbers in BF16, to the bit.
+//! backend takes as the same numbers in BF16 or FP32, to the bit.
 
-use amla::format::{FP8_ROW, MODEL1_ROW, MODEL1_SCALES, encode_fp8, encode_int8, encode_model1};
-use amla::{Data, Error, Options, Problem, Shape, Tensor};
+use amla::format::{
+    FP8_ROW, MODEL1_ROW, MODEL1_SCALES, Q4_0, Q8_0, encode_e4m3, encode_fp8, encode_int8,
+    encode_model1, encode_q4_0, encode_q8_0,
+};
+use amla::{BackendId, Data, Error, Inputs, Options, Problem, Shape, Tensor};
 use half::{bf16, f16};
 
 use crate::common::backends;
@@ -12,17 +15,19 @@ use crate::rows::{e8m0, row};
 
 pub fn run(data: &[u8]) {
     let mut draw = Draw::new(data);
-    let (format, numbers, bytes) = input(&mut draw);
-    if draw.once_in(16) {
-        lengths(draw.among(0..=700), draw.among(0..=700));
+    let (format, seed, numbers, bytes) = input(&mut draw);
+    if seed % 16 == 15 {
+        lengths((seed >> 4) as usize % 701, (seed >> 32) as usize % 701);
     }
     encoded(format, &numbers);
-    decodes(format, &bytes, draw.among(1..=9));
+    for h_q in [1, 2 + (seed >> 8) as usize % 8] {
+        decodes(format, &bytes, h_q);
+    }
 }
 
 /// The format, and whether there are numbers that aren't finite.
 pub fn kind(data: &[u8]) -> Option<String> {
-    let (format, numbers, _) = input(&mut Draw::new(data));
+    let (format, _, numbers, _) = input(&mut Draw::new(data));
     let finite = numbers.iter().all(|x| x.is_finite());
     let finite = if finite { "finite" } else { "special" };
     Some(format!("{format:?}-{finite}").to_lowercase())
@@ -34,21 +39,36 @@ enum Format {
     Fp8,
     Model1,
     Int8,
+    E4m3,
+    F32,
+    Q8_0,
+    Q4_0,
 }
+
+const FORMATS: [Format; 8] = [
+    Format::F16,
+    Format::Fp8,
+    Format::Model1,
+    Format::F32,
+    Format::Q8_0,
+    Format::Q4_0,
+    Format::E4m3,
+    Format::Int8,
+];
 
 impl Format {
     fn width(self) -> usize {
         match self {
             Self::Fp8 => 576,
             Self::Model1 => 512,
-            Self::F16 | Self::Int8 => 128,
+            _ => 128,
         }
     }
 }
 
-/// A row to encode, and bytes to decode: an input's, over and over.
-fn input(draw: &mut Draw) -> (Format, Vec<bf16>, Vec<u8>) {
-    let format = draw.one_of(&[Format::F16, Format::Fp8, Format::Model1, Format::Int8]);
+/// A seed for sizes, a row to encode, and bytes to decode: an input's, over and over.
+fn input(draw: &mut Draw) -> (Format, u64, Vec<bf16>, Vec<u8>) {
+    let format = draw.one_of(&FORMATS);
     let exponent = draw.exponent(130).clamp(-300, 300);
     let seed = draw.u64();
     let given = draw.u8();
@@ -77,7 +97,7 @@ fn input(draw: &mut Draw) -> (Format, Vec<bf16>, Vec<u8>) {
         [] => vec![0; 2 * FP8_ROW],
         _ => rest.iter().copied().cycle().take(2 * FP8_ROW).collect(),
     };
-    (format, numbers, bytes)
+    (format, seed, numbers, bytes)
 }
 
 /// Encoders take rows of the format's width only.
@@ -98,13 +118,20 @@ fn lengths(row: usize, bytes: usize) {
     refused(encode_model1(&numbers, &mut out, &mut scales), right, &out);
     let mut values = vec![0; bytes];
     assert_eq!(encode_int8(&numbers, &mut values).is_ok(), row == bytes);
+    assert_eq!(encode_e4m3(&numbers, &mut out).is_ok(), row == bytes);
+    let numbers = vec![1.0; row];
+    let mut blocks = vec![Q8_0::default(); bytes / 32];
+    let right = row == 32 * blocks.len();
+    assert_eq!(encode_q8_0(&numbers, &mut blocks).is_ok(), right);
+    let mut blocks = vec![Q4_0::default(); bytes / 32];
+    assert_eq!(encode_q4_0(&numbers, &mut blocks).is_ok(), right);
 }
 
 /// Each number again, but for what the format rounds.
 fn encoded(format: Format, numbers: &[bf16]) {
     let width = numbers.len();
     // By which each is divided before it is rounded, and the columns that share it.
-    let (back, scales, tile): (Vec<bf16>, Vec<f32>, usize);
+    let (back, scales, tile): (Vec<f32>, Vec<f32>, usize);
     let read = |data| {
         row(
             &Tensor {
@@ -119,10 +146,34 @@ fn encoded(format: Format, numbers: &[bf16]) {
         Format::F16 => {
             let stored: Vec<f16> = numbers.iter().map(|x| f16::from_f32(x.to_f32())).collect();
             for (x, stored) in read(Data::F16(&stored)).iter().zip(&stored) {
-                let same = x.to_f32() == stored.to_f32() || stored.is_nan() && x.is_nan();
-                assert!(same || (x.to_f32() / stored.to_f32() - 1.0).abs() <= 1.0 / 256.0);
+                assert!(*x == stored.to_f32() || stored.is_nan() && x.is_nan());
             }
             return;
+        }
+        Format::F32 => return,
+        Format::Q8_0 => {
+            let row: Vec<f32> = numbers.iter().map(|x| x.to_f32()).collect();
+            let mut blocks = [Q8_0::default(); 4];
+            encode_q8_0(&row, &mut blocks).unwrap();
+            (scales, tile) = (blocks.map(|block| block.d.to_f32()).to_vec(), 32);
+            back = read(Data::Q8_0(&blocks));
+        }
+        Format::Q4_0 => {
+            let row: Vec<f32> = numbers.iter().map(|x| x.to_f32()).collect();
+            let mut blocks = [Q4_0::default(); 4];
+            encode_q4_0(&row, &mut blocks).unwrap();
+            (scales, tile) = (blocks.map(|block| block.d.to_f32().abs()).to_vec(), 32);
+            back = read(Data::Q4_0(&blocks));
+        }
+        Format::E4m3 => {
+            let mut values = vec![0; width];
+            scales = vec![encode_e4m3(numbers, &mut values).unwrap()];
+            tile = width;
+            back = read(Data::E4m3 {
+                values: &values,
+                scales: &scales,
+                strides: [0; 3],
+            });
         }
         Format::Fp8 => {
             let mut bytes = [0; FP8_ROW];
@@ -153,18 +204,24 @@ fn encoded(format: Format, numbers: &[bf16]) {
             });
         }
     }
+    let blocks = matches!(format, Format::Q8_0 | Format::Q4_0);
     for (i, scale) in scales.into_iter().enumerate() {
         let columns = i * tile..(i + 1) * tile;
         let (tile, back) = (&numbers[columns.clone()], &back[columns]);
         if tile.iter().any(|x| x.is_infinite()) {
-            // A tile of one infinity is NaN.
-            assert!(back.iter().all(|x| x.is_nan()), "{tile:?}, {back:?}");
+            // A tile of one infinity is NaN; ggml's has infinities, too.
+            let nan = |x: &f32| x.is_nan() || blocks && x.is_infinite();
+            assert!(back.iter().all(nan), "{tile:?}, {back:?}");
+            continue;
+        }
+        // A scale of FP16 ends where that does, and so early that its reciprocal is none.
+        if blocks && !(1e-4..6e4).contains(&scale) {
             continue;
         }
         for (&x, &back) in tile.iter().zip(back) {
-            let (x, back) = (f64::from(x), f64::from(back));
+            let (x, back) = (x.to_f64(), f64::from(back));
             if x.is_nan() {
-                assert!(back.is_nan() || format == Format::Int8 && back == 0.0);
+                assert!(back.is_nan() || format == Format::Int8 && back == 0.0 || blocks);
                 continue;
             }
             let scale = f64::from(scale);
@@ -172,6 +229,10 @@ fn encoded(format: Format, numbers: &[bf16]) {
             // half of the smallest number, which the largest of its steps multiplies.
             let (step, steps) = match format {
                 Format::Int8 => (scale / 2.0, 127.0),
+                // The scale is rounded to FP16 after its integers were found.
+                Format::Q8_0 => (scale / 2.0 + 128.0 * scale / 2048.0, 127.0),
+                // A largest magnitude of 8 steps has its sign alone; one of the other sign has 7.
+                Format::Q4_0 => (scale * 1.01 + scale / 256.0, 8.0),
                 _ => ((x.abs() / 16.0).max(scale / 1024.0), 448.0),
             };
             let lost = steps * libm::ldexp(1.0, -150);
@@ -189,18 +250,47 @@ fn encoded(format: Format, numbers: &[bf16]) {
         _ => 0..0,
     };
     for (x, back) in numbers[unchanged.clone()].iter().zip(&back[unchanged]) {
-        assert_eq!(x.to_bits(), back.to_bits());
+        assert!(x.to_f32().to_bits() == back.to_bits() || x.is_nan() && back.is_nan());
     }
 }
 
-/// Two rows of any bytes as a cache: the same as their numbers in BF16, by every backend.
+/// Two rows of any bytes as a cache: the same as their numbers in BF16, or in FP32 if those are more, by every
+/// backend.
 fn decodes(format: Format, bytes: &[u8], h_q: usize) {
-    let (width, values, scales);
+    let (width, values, floats, q8, q4, scales);
     let (data, strides) = match format {
         Format::F16 => {
             width = 128;
             values = halves(bytes);
             (Data::F16(&values), [0, width, 0])
+        }
+        Format::F32 => {
+            width = 128;
+            let numbers = bytes.as_chunks().0.iter();
+            floats = numbers.map(|&x| f32::from_le_bytes(x)).collect::<Vec<_>>();
+            (Data::F32(&floats), [0, width, 0])
+        }
+        Format::Q8_0 => {
+            width = 128;
+            let blocks = bytes.as_chunks::<34>().0.iter();
+            q8 = blocks
+                .map(|block| Q8_0 {
+                    d: f16::from_le_bytes([block[0], block[1]]),
+                    qs: std::array::from_fn(|i| block[2 + i].cast_signed()),
+                })
+                .collect::<Vec<_>>();
+            (Data::Q8_0(&q8), [0, 4, 0])
+        }
+        Format::Q4_0 => {
+            width = 128;
+            let blocks = bytes.as_chunks::<18>().0.iter();
+            q4 = blocks
+                .map(|block| Q4_0 {
+                    d: f16::from_le_bytes([block[0], block[1]]),
+                    qs: std::array::from_fn(|i| block[2 + i]),
+                })
+                .collect::<Vec<_>>();
+            (Data::Q4_0(&q4), [0, 4, 0])
         }
         Format::Fp8 => {
             width = 576;
@@ -215,23 +305,36 @@ fn decodes(format: Format, bytes: &[u8], h_q: usize) {
             };
             (data, [0, MODEL1_ROW, 0])
         }
-        Format::Int8 => {
+        Format::Int8 | Format::E4m3 => {
             width = 128;
             let numbers = bytes[256..].as_chunks().0;
             scales = numbers[..2]
                 .iter()
                 .map(|&x| f32::from_le_bytes(x))
                 .collect::<Vec<_>>();
-            let data = Data::Int8 {
-                values: bytemuck::cast_slice(bytes),
-                scales: &scales,
-                strides: [0, 1, 0],
+            let (scales, strides) = (&scales[..], [0, 1, 0]);
+            let data = match format {
+                Format::Int8 => Data::Int8 {
+                    values: bytemuck::cast_slice(bytes),
+                    scales,
+                    strides,
+                },
+                _ => Data::E4m3 {
+                    values: bytes,
+                    scales,
+                    strides,
+                },
             };
             (data, [0, width, 0])
         }
     };
     let kv = Tensor { data, strides };
-    let plain: Vec<bf16> = (0..2).flat_map(|k| row(&kv, [0, k, 0], width)).collect();
+    let plain: Vec<f32> = (0..2).flat_map(|k| row(&kv, [0, k, 0], width)).collect();
+    let rounded: Vec<bf16> = plain.iter().map(|&x| bf16::from_f32(x)).collect();
+    let exact = matches!(
+        format,
+        Format::F16 | Format::F32 | Format::Q8_0 | Format::Q4_0
+    );
     // The formats' own widths have kernels; 128 is one of them.
     let shape = Shape {
         b: 1,
@@ -245,15 +348,33 @@ fn decodes(format: Format, bytes: &[u8], h_q: usize) {
     let q: Vec<bf16> = (0..h_q * width)
         .map(|i| bf16::from_f32((i % 7) as f32 / 8.0 - 0.25))
         .collect();
-    let as_plain = Problem::dense(shape, &q, &plain, 0.01);
-    let problem = Problem { kv, ..as_plain };
+    let in_bf16 = Problem::dense(shape, &q, &rounded, 0.01);
+    let problem = Problem { kv, ..in_bf16 };
+    let in_fp32 = Problem {
+        kv: Tensor {
+            data: Data::F32(&plain),
+            strides: [0, width, 0],
+        },
+        ..in_bf16
+    };
     for backend in backends() {
-        let options = Options {
-            backend,
-            ..Options::default()
-        };
-        let [got, want] = [&problem, &as_plain].map(|problem| decoded(problem, &options));
-        same(&got, &want, backend.id().name());
+        let multiplies_bf16 = matches!(
+            backend.id(),
+            BackendId::Avx512Bf16 | BackendId::Amx | BackendId::NeonBf16
+        );
+        for inputs in [Inputs::AsGiven, Inputs::Bf16] {
+            let as_plain = match exact && !(inputs == Inputs::Bf16 && multiplies_bf16) {
+                true => &in_fp32,
+                false => &in_bf16,
+            };
+            let options = Options {
+                backend,
+                inputs,
+                ..Options::default()
+            };
+            let [got, want] = [&problem, as_plain].map(|problem| decoded(problem, &options));
+            same(&got, &want, backend.id().name());
+        }
     }
 }
 

@@ -4,10 +4,7 @@
 //! Each target is a function `run` that panics if something is wrong, and `kind`, a word for
 //! what an input holds, by which `examples/seeds.rs` chooses and names the seeds.
 
-#![allow(
-    dead_code,
-    reason = "shared code has more than the targets use"
-)]
+#![allow(dead_code, reason = "shared code has more than the targets use")]
 
 // Shared with the library's tests.
 #[path = "../../tests/common/mod.rs"]
@@ -16,6 +13,8 @@ mod common;
 pub mod hosts;
 #[path = "../../tests/common/promise.rs"]
 mod promise;
+#[path = "../../tests/common/stored.rs"]
+mod stored;
 
 pub mod draw;
 mod exact;

@@ -4,14 +4,28 @@ use amla::{Data, Tensor};
 use half::bf16;
 
 /// The first columns of the row at these indices, as the kernel is to take them.
-pub fn row(tensor: &Tensor, at: [usize; 3], width: usize) -> Vec<bf16> {
+pub fn row(tensor: &Tensor, at: [usize; 3], width: usize) -> Vec<f32> {
     let start = offset(at, tensor.strides);
     let columns = 0..width;
+    // FP8, MODEL1, INT8 and E4M3 are BF16 rows stored in less.
+    let rounded = |x: f32| bf16::from_f32(x).to_f32();
     match tensor.data {
-        Data::Bf16(data) => data[start..][..width].to_vec(),
-        Data::F16(data) => data[start..][..width]
-            .iter()
-            .map(|x| bf16::from_f32(x.to_f32()))
+        Data::Bf16(data) => numbers(&data[start..][..width]),
+        Data::F16(data) => numbers(&data[start..][..width]),
+        Data::F32(data) => data[start..][..width].to_vec(),
+        Data::Q8_0(blocks) => columns
+            .map(|c| {
+                let block = &blocks[start + c / 32];
+                block.d.to_f32() * f32::from(block.qs[c % 32])
+            })
+            .collect(),
+        Data::Q4_0(blocks) => columns
+            .map(|c| {
+                let block = &blocks[start + c / 32];
+                let both = block.qs[c % 16];
+                let integer = if c % 32 < 16 { both & 15 } else { both >> 4 };
+                block.d.to_f32() * (f32::from(integer) - 8.0)
+            })
             .collect(),
         Data::Fp8(bytes) => {
             let bytes = &bytes[start..];
@@ -19,7 +33,7 @@ pub fn row(tensor: &Tensor, at: [usize; 3], width: usize) -> Vec<bf16> {
                 |c: usize| f32::from_le_bytes(bytes[512 + c / 128 * 4..][..4].try_into().unwrap());
             columns
                 .map(|c| match c {
-                    ..512 => bf16::from_f32(e4m3(bytes[c]) * scale(c)),
+                    ..512 => rounded(e4m3(bytes[c]) * scale(c)),
                     _ => rope(&bytes[528..], c - 512),
                 })
                 .collect()
@@ -33,7 +47,7 @@ pub fn row(tensor: &Tensor, at: [usize; 3], width: usize) -> Vec<bf16> {
             let bytes = &bytes[start..];
             columns
                 .map(|c| match c {
-                    ..448 => bf16::from_f32(e4m3(bytes[c]) * e8m0(scales[c / 64])),
+                    ..448 => rounded(e4m3(bytes[c]) * e8m0(scales[c / 64])),
                     _ => rope(&bytes[448..], c - 448),
                 })
                 .collect()
@@ -45,10 +59,24 @@ pub fn row(tensor: &Tensor, at: [usize; 3], width: usize) -> Vec<bf16> {
         } => {
             let scale = scales[offset(at, strides)];
             columns
-                .map(|c| bf16::from_f32(f32::from(values[start + c]) * scale))
+                .map(|c| rounded(f32::from(values[start + c]) * scale))
+                .collect()
+        }
+        Data::E4m3 {
+            values,
+            scales,
+            strides,
+        } => {
+            let scale = scales[offset(at, strides)];
+            columns
+                .map(|c| rounded(e4m3(values[start + c]) * scale))
                 .collect()
         }
     }
+}
+
+fn numbers<T: Copy + Into<f32>>(row: &[T]) -> Vec<f32> {
+    row.iter().map(|&x| x.into()).collect()
 }
 
 fn offset(at: [usize; 3], strides: [usize; 3]) -> usize {
@@ -58,8 +86,8 @@ fn offset(at: [usize; 3], strides: [usize; 3]) -> usize {
         .sum()
 }
 
-fn rope(bytes: &[u8], i: usize) -> bf16 {
-    bf16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]])
+fn rope(bytes: &[u8], i: usize) -> f32 {
+    bf16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]).to_f32()
 }
 
 /// Four bits of exponent, three of mantissa; no infinity, one NaN of each sign.

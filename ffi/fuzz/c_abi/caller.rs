@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::mem::size_of;
 use std::ptr;
 
-use amla::{Data, IndexList, Options, Precision, Problem, Rescale};
+use amla::{Data, IndexList, Inputs, Options, Precision, Problem, Rescale};
 
 use super::memory::{Given, Guarded, size_of_element, struct_size};
 use crate::hosts::rows;
@@ -102,7 +102,11 @@ impl Caller {
             d_v: shape.d_v,
             softmax_scale: problem.softmax_scale,
             rescale: (options.rescale == Rescale::Compensated).into(),
-            precision: (options.precision == Precision::Bf16x2).into(),
+            precision: match (options.precision, options.inputs) {
+                (_, Inputs::Bf16) => types::AMLA_PRECISION_BF16_INPUTS,
+                (Precision::Bf16x2, _) => types::AMLA_PRECISION_BF16X2,
+                _ => types::AMLA_PRECISION_BF16,
+            },
             backend: caller.name.as_ptr().cast(),
             q,
             q_rope: caller.tensor(problem.q_rope.as_ref()),
@@ -161,6 +165,9 @@ impl Caller {
         let (dtype, bytes): (u32, &[u8]) = match tensor.data {
             Data::Bf16(data) => (types::AMLA_DTYPE_BF16, bytemuck::cast_slice(data)),
             Data::F16(data) => (types::AMLA_DTYPE_F16, bytemuck::cast_slice(data)),
+            Data::F32(data) => (types::AMLA_DTYPE_F32, bytemuck::cast_slice(data)),
+            Data::Q8_0(blocks) => (types::AMLA_DTYPE_Q8_0, bytemuck::cast_slice(blocks)),
+            Data::Q4_0(blocks) => (types::AMLA_DTYPE_Q4_0, bytemuck::cast_slice(blocks)),
             Data::Fp8(bytes) => (types::AMLA_DTYPE_FP8, bytes),
             Data::Model1 {
                 bytes,
@@ -178,6 +185,15 @@ impl Caller {
                 (given.scales, given.scales_len) = self.list(Some(scales));
                 given.scale_strides = strides;
                 (types::AMLA_DTYPE_INT8, bytemuck::cast_slice(values))
+            }
+            Data::E4m3 {
+                values,
+                scales,
+                strides,
+            } => {
+                (given.scales, given.scales_len) = self.list(Some(scales));
+                given.scale_strides = strides;
+                (types::AMLA_DTYPE_E4M3, values)
             }
         };
         (given.struct_size, given.dtype) = (struct_size::<Tensor>(), dtype);

@@ -6,7 +6,10 @@ use amla::format::{FP8_ROW, MODEL1_ROW, MODEL1_SCALES};
 
 use super::memory::{Guarded, struct_size};
 use crate::draw::Draw;
-use crate::encode::{amla_encode_fp8, amla_encode_int8, amla_encode_model1};
+use crate::encode::{
+    amla_encode_e4m3, amla_encode_fp8, amla_encode_int8, amla_encode_model1, amla_encode_q4_0,
+    amla_encode_q8_0,
+};
 use crate::types::{self, ErrorDetail};
 
 /// Rows of any length, to memory of any length.
@@ -31,7 +34,10 @@ pub fn encoders(draw: &mut Draw) {
     detail.struct_size = struct_size::<ErrorDetail>();
     let detail = &raw mut detail;
     let len = row.len();
-    for which in 0..3 {
+    // Of FP32 there are half as many, aligned or not.
+    let (floats, few): (*const f32, usize) = (pointer.cast(), len / 2);
+    let blocks = [bytes_len / 34, bytes_len / 18, few / 32];
+    for which in 0..8 {
         let before = [&bytes, &scales].map(|memory| memory.inside().to_vec());
         // SAFETY: each pointer is null or to as much memory as said.
         let status = unsafe {
@@ -41,7 +47,18 @@ pub fn encoders(draw: &mut Draw) {
                     let (to, scales) = (bytes.pointer(), scales.pointer());
                     amla_encode_model1(pointer, len, to, bytes_len, scales, scales_len, detail)
                 }
-                _ => amla_encode_int8(pointer, len, bytes.pointer(), bytes_len, scale, detail),
+                2 => amla_encode_int8(pointer, len, bytes.pointer(), bytes_len, scale, detail),
+                3 => amla_encode_e4m3(pointer, len, bytes.pointer(), bytes_len, scale, detail),
+                4 => amla_encode_q8_0(floats, few, bytes.pointer(), blocks[0], detail),
+                5 => amla_encode_q4_0(floats, few, bytes.pointer(), blocks[1], detail),
+                6 => {
+                    let count = blocks[0].min(blocks[2]);
+                    amla_encode_q8_0(floats, 32 * count, bytes.pointer(), count, detail)
+                }
+                _ => {
+                    let count = blocks[1].min(blocks[2]);
+                    amla_encode_q4_0(floats, 32 * count, bytes.pointer(), count, detail)
+                }
             }
         };
         assert!((types::AMLA_OK..=types::AMLA_ERROR_OTHER).contains(&status));
