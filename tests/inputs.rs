@@ -189,7 +189,7 @@ fn want(name: &str, problem: &Problem) -> Arc<Want> {
     let slot = Arc::clone(WANTED.lock().unwrap().entry(name.to_owned()).or_default());
     let compute = || {
         let (o, lse) = golden(problem);
-        // With every score so many times as large, the largest is what the sum is made of.
+        // With every score multiplied by this, the largest is what the sum is made of.
         const TIMES: f32 = 65_536.0;
         let steep = Problem {
             softmax_scale: TIMES * problem.softmax_scale,
@@ -310,7 +310,7 @@ fn uniform_numbers(backend: Backend) {
     }
 }
 
-/// Layouts and masks of two requests, each with its number: of heads so many that a group has `rows`.
+/// Layouts and masks of two requests, by number, with heads for groups of `rows` or one or two more.
 fn any_host(i: usize, rows: usize, keys: usize, dims: (usize, usize)) -> (Host, Layout) {
     let positions = [1, 2, 3][i % 3];
     let heads = rows.div_ceil(positions);
@@ -443,12 +443,12 @@ fn with_chosen(rows: usize, topk: usize, second: bool, use_it: &mut dyn FnMut(&P
     let host = Host::new([rows, 1], dims, &[(2, 1), (2, 1)]);
     let laid = host.laid(PLAIN);
     let (first, other) = (cache([7, 16], dims.0, 11), cache([5, 29], dims.0, 12));
-    // Each query position has its own; of 150 places the first 112 or 145 are keys.
-    let places = |from: i32| -> Vec<i32> {
-        let places = (0..4 * topk).map(|i| (i as i32 * 37 + from) % 150 - 3);
-        places.collect()
+    // Each query position has its own; of 150 slots the first 112 or 145 are keys.
+    let slots = |from: i32| -> Vec<i32> {
+        let slots = (0..4 * topk).map(|i| (i as i32 * 37 + from) % 150 - 3);
+        slots.collect()
     };
-    let (own, others) = (places(1), places(2));
+    let (own, others) = (slots(1), slots(2));
     let indices = |indices| Indices {
         indices: IndexList::I32(indices),
         strides: [2 * topk, topk, 0],

@@ -204,6 +204,20 @@ fn encoded(format: Format, numbers: &[bf16]) {
             });
         }
     }
+    check_tiles(format, numbers, &back, scales, tile);
+    // The columns that stay BF16.
+    let unchanged = match format {
+        Format::Fp8 => 512..576,
+        Format::Model1 => 448..512,
+        _ => 0..0,
+    };
+    for (x, back) in numbers[unchanged.clone()].iter().zip(&back[unchanged]) {
+        assert!(x.to_f32().to_bits() == back.to_bits() || x.is_nan() && back.is_nan());
+    }
+}
+
+/// Numbers that were stored in tiles with these scales, and what they became.
+fn check_tiles(format: Format, numbers: &[bf16], back: &[f32], scales: Vec<f32>, tile: usize) {
     let blocks = matches!(format, Format::Q8_0 | Format::Q4_0);
     for (i, scale) in scales.into_iter().enumerate() {
         let columns = i * tile..(i + 1) * tile;
@@ -243,15 +257,6 @@ fn encoded(format: Format, numbers: &[bf16]) {
             );
         }
     }
-    // The columns that stay BF16.
-    let unchanged = match format {
-        Format::Fp8 => 512..576,
-        Format::Model1 => 448..512,
-        _ => 0..0,
-    };
-    for (x, back) in numbers[unchanged.clone()].iter().zip(&back[unchanged]) {
-        assert!(x.to_f32().to_bits() == back.to_bits() || x.is_nan() && back.is_nan());
-    }
 }
 
 /// Two rows of any bytes as a cache: the same as their numbers in BF16, or in FP32 if those are more, by every
@@ -272,24 +277,12 @@ fn decodes(format: Format, bytes: &[u8], h_q: usize) {
         }
         Format::Q8_0 => {
             width = 128;
-            let blocks = bytes.as_chunks::<34>().0.iter();
-            q8 = blocks
-                .map(|block| Q8_0 {
-                    d: f16::from_le_bytes([block[0], block[1]]),
-                    qs: std::array::from_fn(|i| block[2 + i].cast_signed()),
-                })
-                .collect::<Vec<_>>();
+            q8 = q8_0(bytes);
             (Data::Q8_0(&q8), [0, 4, 0])
         }
         Format::Q4_0 => {
             width = 128;
-            let blocks = bytes.as_chunks::<18>().0.iter();
-            q4 = blocks
-                .map(|block| Q4_0 {
-                    d: f16::from_le_bytes([block[0], block[1]]),
-                    qs: std::array::from_fn(|i| block[2 + i]),
-                })
-                .collect::<Vec<_>>();
+            q4 = q4_0(bytes);
             (Data::Q4_0(&q4), [0, 4, 0])
         }
         Format::Fp8 => {
@@ -376,6 +369,24 @@ fn decodes(format: Format, bytes: &[u8], h_q: usize) {
             same(&got, &want, backend.id().name());
         }
     }
+}
+
+fn q8_0(bytes: &[u8]) -> Vec<Q8_0> {
+    let blocks = bytes.as_chunks::<34>().0.iter();
+    let block = |block: &[u8; 34]| Q8_0 {
+        d: f16::from_le_bytes([block[0], block[1]]),
+        qs: std::array::from_fn(|i| block[2 + i].cast_signed()),
+    };
+    blocks.map(block).collect()
+}
+
+fn q4_0(bytes: &[u8]) -> Vec<Q4_0> {
+    let blocks = bytes.as_chunks::<18>().0.iter();
+    let block = |block: &[u8; 18]| Q4_0 {
+        d: f16::from_le_bytes([block[0], block[1]]),
+        qs: std::array::from_fn(|i| block[2 + i]),
+    };
+    blocks.map(block).collect()
 }
 
 fn halves(bytes: &[u8]) -> Vec<f16> {

@@ -35,8 +35,8 @@ pub fn encoders(draw: &mut Draw) {
     let detail = &raw mut detail;
     let len = row.len();
     // Of FP32 there are half as many, aligned or not.
-    let (floats, few): (*const f32, usize) = (pointer.cast(), len / 2);
-    let blocks = [bytes_len / 34, bytes_len / 18, few / 32];
+    let (floats, half): (*const f32, usize) = (pointer.cast(), len / 2);
+    let blocks = [bytes_len / 34, bytes_len / 18, half / 32];
     for which in 0..8 {
         let before = [&bytes, &scales].map(|memory| memory.inside().to_vec());
         // SAFETY: each pointer is null or to as much memory as said.
@@ -49,8 +49,8 @@ pub fn encoders(draw: &mut Draw) {
                 }
                 2 => amla_encode_int8(pointer, len, bytes.pointer(), bytes_len, scale, detail),
                 3 => amla_encode_e4m3(pointer, len, bytes.pointer(), bytes_len, scale, detail),
-                4 => amla_encode_q8_0(floats, few, bytes.pointer(), blocks[0], detail),
-                5 => amla_encode_q4_0(floats, few, bytes.pointer(), blocks[1], detail),
+                4 => amla_encode_q8_0(floats, half, bytes.pointer(), blocks[0], detail),
+                5 => amla_encode_q4_0(floats, half, bytes.pointer(), blocks[1], detail),
                 6 => {
                     let count = blocks[0].min(blocks[2]);
                     amla_encode_q8_0(floats, 32 * count, bytes.pointer(), count, detail)
