@@ -1,5 +1,5 @@
 //! The grid of FlashMLA's dense decoding test, as our own: its shapes, data, paged cache with
-//! poisoned tails, and limits.
+//! poisoned tails, and limits. Half of the cases are in BF16, half in FP16.
 //!
 //! `cargo test` takes a sample on every backend, `dense_grid_ci` all shapes with up to two requests
 //! and a sample of the others, `dense_grid_full` all of it:
@@ -15,7 +15,7 @@ use amla::{
     Backend, Data, Elements, Options, Output, Pages, Problem, Shape, Tensor, decode, reference,
 };
 use common::{normal, workspace};
-use half::bf16;
+use half::{bf16, f16};
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -115,7 +115,63 @@ fn run(backend: Backend, points: Vec<Point>) {
     );
 }
 
+/// FlashMLA's two formats of queries, cache and output.
+trait Number: Copy + Into<f64> + Send + Sync {
+    const NAN: Self;
+    /// The next number of a normal distribution, which BF16 has rounded.
+    fn of(x: bf16, i: usize) -> Self;
+    fn data(numbers: &[Self]) -> Data<'_>;
+    fn elements(numbers: &mut [Self]) -> Elements<'_>;
+}
+
+impl Number for bf16 {
+    const NAN: Self = Self::NAN;
+
+    fn of(x: bf16, _: usize) -> Self {
+        x
+    }
+
+    fn data(numbers: &[Self]) -> Data<'_> {
+        Data::Bf16(numbers)
+    }
+
+    fn elements(numbers: &mut [Self]) -> Elements<'_> {
+        Elements::Bf16(numbers)
+    }
+}
+
+impl Number for f16 {
+    const NAN: Self = Self::NAN;
+
+    /// With three bits more.
+    fn of(x: bf16, i: usize) -> Self {
+        let more = (i * 40_503 >> 5) as u32 & 0xffff;
+        Self::from_f32(f32::from_bits(u32::from(x.to_bits()) << 16 | more))
+    }
+
+    fn data(numbers: &[Self]) -> Data<'_> {
+        Data::F16(numbers)
+    }
+
+    fn elements(numbers: &mut [Self]) -> Elements<'_> {
+        Elements::F16(numbers)
+    }
+}
+
 fn check(backend: Backend, point: Point, seed: u64) {
+    // Of neighbours, which differ in masks, one or the other.
+    if (seed + seed / 4) % 2 == 0 {
+        check_in::<bf16>(backend, point, seed);
+    } else {
+        check_in::<f16>(backend, point, seed);
+    }
+}
+
+fn check_in<N: Number>(backend: Backend, point: Point, seed: u64) {
+    let numbers = |seed, n| -> Vec<N> {
+        let numbers = normal(seed, 0.1, n).into_iter().enumerate();
+        numbers.map(|(i, x)| N::of(x, i)).collect()
+    };
     let Point {
         b,
         s_q,
@@ -126,12 +182,12 @@ fn check(backend: Backend, point: Point, seed: u64) {
     } = point;
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     // FlashMLA's clamp to +-1 is at ten sigma.
-    let q = normal(2 * seed, 0.1, b * s_q * h_q * D_QK);
+    let q = numbers(2 * seed, b * s_q * h_q * D_QK);
     let row = h_kv * D_QK;
     // One page's rows over and over where there are many: the numbers don't matter, their
     // places do.
     let content = 4096.min(b * s_k.next_multiple_of(PAGE)) * row;
-    let content = normal(2 * seed + 1, 0.1, content);
+    let content = numbers(2 * seed + 1, content);
 
     let around = Normal::new(s_k as f32, s_k as f32 / 2.0).unwrap();
     let lens: Vec<i32> = (0..b)
@@ -150,7 +206,7 @@ fn check(backend: Backend, point: Point, seed: u64) {
     let pages: usize = lens.iter().map(|&len| needed(len)).sum::<usize>() + 2;
     let mut free: Vec<usize> = (0..pages).collect();
     free.shuffle(&mut rng);
-    let mut kv = vec![bf16::NAN; pages * PAGE * row];
+    let mut kv = vec![N::NAN; pages * PAGE * row];
     let mut block_table = Vec::new();
     for (request, &len) in lens.iter().enumerate() {
         let len = usize::try_from(len).unwrap();
@@ -178,7 +234,7 @@ fn check(backend: Backend, point: Point, seed: u64) {
     };
     let problem = Problem {
         kv: Tensor {
-            data: Data::Bf16(&kv),
+            data: N::data(&kv),
             strides: [PAGE * row, row, D_QK],
         },
         pages: Some(Pages {
@@ -190,24 +246,32 @@ fn check(backend: Backend, point: Point, seed: u64) {
         }),
         cache_seqlens: Some(&lens),
         causal: point.causal,
-        ..Problem::dense(shape, &q, &[], (D_QK as f32).sqrt().recip())
+        ..Problem::dense(shape, &[], &[], (D_QK as f32).sqrt().recip())
     };
-    compare(backend, &problem, &mut rng);
+    let problem = Problem {
+        q: Tensor {
+            data: N::data(&q),
+            ..problem.q
+        },
+        ..problem
+    };
+    compare::<N>(backend, &problem, &mut rng);
 }
 
 /// FlashMLA's limits.
-fn compare(backend: Backend, problem: &Problem, rng: &mut ChaCha8Rng) {
+fn compare<N: Number>(backend: Backend, problem: &Problem, rng: &mut ChaCha8Rng) {
     let Shape { b, s_q, h_q, .. } = problem.shape;
     let rows = b * s_q * h_q;
-    let (mut o, mut lse) = (vec![bf16::NAN; rows * D_V], vec![f32::NAN; rows]);
-    let output = Output::dense(problem.shape, Elements::Bf16(&mut o), &mut lse);
+    let (mut o, mut lse) = (vec![N::NAN; rows * D_V], vec![f32::NAN; rows]);
+    let output = Output::dense(problem.shape, N::elements(&mut o), &mut lse);
     let options = Options {
         backend,
         ..Options::default()
     };
     decode(problem, &options, &mut workspace(), output).unwrap();
     // Nothing leaks from what isn't a key.
-    assert!(o.iter().all(|x| x.is_finite()), "{:?}", problem.shape);
+    let finite = |x: N| -> bool { x.into().is_finite() };
+    assert!(o.iter().copied().all(finite), "{:?}", problem.shape);
     assert!(lse.iter().all(|x| !x.is_nan() && *x != f32::NEG_INFINITY));
     let (mut dot, mut norms) = (0.0, 0.0);
     for i in 0..ROWS.min(rows) {
@@ -224,8 +288,8 @@ fn compare(backend: Backend, problem: &Problem, rng: &mut ChaCha8Rng) {
         let off = (got_lse - want_lse).abs();
         let close = off <= 1e-6 || off <= 8.01 / 65536.0 * want_lse.abs();
         assert!(got_lse == want_lse || close, "lse {got_lse} {want_lse}");
-        for (got, want) in o[row * D_V..].iter().zip(&want) {
-            let got = got.to_f64();
+        for (&got, want) in o[row * D_V..].iter().zip(&want) {
+            let got: f64 = got.into();
             let off = (got - want).abs();
             assert!(
                 off <= 8e-4 || off <= 2.01 / 128.0 * want.abs(),
