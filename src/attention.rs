@@ -87,7 +87,7 @@ impl<'a> TensorView<'a> {
 
 /// `O = softmax(softmax_scale * Q K^T) V`, with what hides keys, and how it is computed.
 ///
-/// Every method changes a part and returns the rest as it was; what doesn't fit together is told when it is computed. O is dense,
+/// Every method changes a part and returns the rest as it was; what doesn't fit is told when it is computed. O is dense,
 /// `[b, s_q, h_q, d_v]`, lse dense, `[b, h_q, s_q]`. What isn't here, [`Problem`] has: strides of outputs, largest scores,
 /// lse to base 2, plans.
 ///
@@ -197,7 +197,7 @@ impl<'a> Attention<'a> {
         self
     }
 
-    /// A query sees so many keys up to and with its own.
+    /// How many keys a query sees, up to and with its own.
     #[must_use]
     pub fn window(mut self, keys: usize) -> Self {
         self.problem.window = Some(keys);
@@ -396,7 +396,7 @@ fn same(argument: Argument, dimension: usize, value: usize, needed: usize) -> Re
 }
 
 /// Dense outputs.
-fn output<'o, T: OutputNumber>(
+pub fn output<'o, T: OutputNumber>(
     problem: &Problem<'_>,
     o: &'o mut [T],
     lse: Option<&'o mut [f32]>,
@@ -412,110 +412,3 @@ fn output<'o, T: OutputNumber>(
         ..Output::dense(shape, T::elements(o), &mut [])
     }
 }
-
-#[cfg(feature = "alloc")]
-mod allocating {
-    use alloc::boxed::Box;
-    use alloc::vec;
-    use alloc::vec::Vec;
-
-    use super::{Attention, Error, Workspace};
-
-    impl Workspace {
-        /// One on the heap, without a copy on the stack: `Box::new(Workspace::new())` has one in builds without
-        /// optimisation, which may be more than a thread's stack.
-        #[must_use]
-        pub fn boxed() -> Box<Self> {
-            bytemuck::zeroed_box()
-        }
-    }
-
-    impl Attention<'_> {
-        /// Computes O, `[b, s_q, h_q, d_v]`, and lse, `[b, h_q, s_q]`, on one thread.
-        ///
-        /// # Errors
-        /// Whatever is wrong with the arguments.
-        pub fn decode_alloc(&self) -> Result<(Vec<f32>, Vec<f32>), Error> {
-            let (mut o, mut lse) = self.results()?;
-            self.decode_with_lse(&mut Workspace::boxed(), &mut o, &mut lse)?;
-            Ok((o, lse))
-        }
-
-        /// Zeros for O and lse.
-        fn results(&self) -> Result<(Vec<f32>, Vec<f32>), Error> {
-            let problem = self.problem()?;
-            crate::Plan::new(&problem)?;
-            let [b, s_q] = problem.q_dims();
-            let rows = b * s_q * problem.shape.h_q;
-            Ok((vec![0.0; rows * problem.shape.d_v], vec![0.0; rows]))
-        }
-    }
-}
-
-#[cfg(feature = "rayon")]
-mod parallel {
-    use alloc::boxed::Box;
-    use alloc::vec::Vec;
-
-    use super::{Attention, Error, OutputNumber, Workspace, output};
-    use crate::plan::Plan;
-    use crate::pool::decode_on_rayon;
-
-    /// What the threads of a pool compute in: it grows with the first calls and serves all others.
-    #[derive(Default)]
-    pub struct Workspaces {
-        workspaces: Vec<Box<Workspace>>,
-        partials: Vec<f32>,
-    }
-
-    impl Workspaces {
-        /// Nothing yet.
-        #[must_use]
-        pub const fn new() -> Self {
-            Self {
-                workspaces: Vec::new(),
-                partials: Vec::new(),
-            }
-        }
-    }
-
-    impl Attention<'_> {
-        /// Computes O, and lse if it is wanted, on all threads of the current rayon pool, with the bits of
-        /// [`decode`](Self::decode).
-        ///
-        /// # Errors
-        /// Whatever is wrong with the arguments; O and lse are then untouched.
-        pub fn decode_parallel<T: OutputNumber>(
-            &self,
-            workspaces: &mut Workspaces,
-            o: &mut [T],
-            lse: Option<&mut [f32]>,
-        ) -> Result<(), Error> {
-            let problem = self.problem()?;
-            let plan = Plan::new(&problem)?;
-            let threads = rayon::current_num_threads();
-            let Workspaces {
-                workspaces,
-                partials,
-            } = workspaces;
-            while workspaces.len() < threads {
-                workspaces.push(Workspace::boxed());
-            }
-            let needed = plan.tasks() * plan.partial_len();
-            if partials.len() < needed {
-                partials.resize(needed, 0.0);
-            }
-            decode_on_rayon(
-                &problem,
-                &self.options,
-                &plan,
-                workspaces,
-                partials,
-                output(&problem, o, lse),
-            )
-        }
-    }
-}
-
-#[cfg(feature = "rayon")]
-pub use parallel::Workspaces;

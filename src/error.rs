@@ -335,6 +335,46 @@ impl fmt::Display for Argument {
     }
 }
 
+impl Error {
+    /// An entry of a list that is wrong.
+    fn fmt_entry(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Seqlen {
+                request,
+                value,
+                limit,
+            } => write!(f, "cache_seqlens[{request}] is {value}, not in 0..={limit}"),
+            Self::TopkLength {
+                argument,
+                request,
+                position,
+                value,
+                limit,
+            } => write!(
+                f,
+                "{argument}[{request}][{position}] is {value}, not in 0..={limit}"
+            ),
+            Self::Page {
+                request,
+                index,
+                value,
+                limit,
+            } => write!(
+                f,
+                "block_table[{request}][{index}] is {value}, not in 0..{limit}"
+            ),
+            Self::Indptr {
+                argument,
+                request,
+                start,
+                end,
+                limit,
+            } => indptr(f, argument, request, [start, end], limit),
+            _ => Ok(()),
+        }
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
@@ -386,37 +426,10 @@ impl fmt::Display for Error {
                 f,
                 "{argument} has stride {stride} in dimension {dimension}; elements overlap below {min}"
             ),
-            Self::Seqlen {
-                request,
-                value,
-                limit,
-            } => write!(f, "cache_seqlens[{request}] is {value}, not in 0..={limit}"),
-            Self::TopkLength {
-                argument,
-                request,
-                position,
-                value,
-                limit,
-            } => write!(
-                f,
-                "{argument}[{request}][{position}] is {value}, not in 0..={limit}"
-            ),
-            Self::Page {
-                request,
-                index,
-                value,
-                limit,
-            } => write!(
-                f,
-                "block_table[{request}][{index}] is {value}, not in 0..{limit}"
-            ),
-            Self::Indptr {
-                argument,
-                request,
-                start,
-                end,
-                limit,
-            } => indptr(f, argument, request, [start, end], limit),
+            Self::Seqlen { .. }
+            | Self::TopkLength { .. }
+            | Self::Page { .. }
+            | Self::Indptr { .. } => self.fmt_entry(f),
             Self::Format {
                 argument: Argument::O,
                 ..

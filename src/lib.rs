@@ -39,9 +39,6 @@
 #![no_std]
 #![deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)]
 
-#[cfg(feature = "alloc")]
-extern crate alloc;
-
 mod attend;
 mod attention;
 pub mod bits;
@@ -53,6 +50,8 @@ pub mod format;
 mod group;
 mod kernel;
 mod merge;
+#[cfg(feature = "alloc")]
+mod owned;
 mod plan;
 #[cfg(feature = "rayon")]
 mod pool;
@@ -67,14 +66,14 @@ pub mod stages;
 pub mod tile;
 
 pub use attend::Options;
-#[cfg(feature = "rayon")]
-pub use attention::Workspaces;
 pub use attention::{Attention, Input, OutputNumber, TensorView};
 pub use dims::SUPPORTED_DIMS;
 pub use error::{Argument, Error};
 pub use format::Data;
 pub use kernel::{Backend, BackendId};
 pub use merge::{Part, merge};
+#[cfg(feature = "rayon")]
+pub use owned::Workspaces;
 pub use plan::{Plan, combine, decode, run_task, run_tasks};
 #[cfg(feature = "rayon")]
 pub use pool::decode_on_rayon;

@@ -145,7 +145,7 @@ impl Number for f16 {
 
     /// With three bits more.
     fn of(x: bf16, i: usize) -> Self {
-        let more = (i * 40_503 >> 5) as u32 & 0xffff;
+        let more = ((i * 40_503) >> 5) as u32 & 0xffff;
         Self::from_f32(f32::from_bits(u32::from(x.to_bits()) << 16 | more))
     }
 
@@ -160,7 +160,7 @@ impl Number for f16 {
 
 fn check(backend: Backend, point: Point, seed: u64) {
     // Of neighbours, which differ in masks, one or the other.
-    if (seed + seed / 4) % 2 == 0 {
+    if (seed + seed / 4).is_multiple_of(2) {
         check_in::<bf16>(backend, point, seed);
     } else {
         check_in::<f16>(backend, point, seed);

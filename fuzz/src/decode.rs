@@ -244,7 +244,7 @@ fn is_quantised(format: Format) -> bool {
 }
 
 /// A column of rows in that format from which they can be read.
-fn whole_blocks(column: usize, format: Format) -> usize {
+fn first_of_block(column: usize, format: Format) -> usize {
     match format {
         Format::Q8_0 | Format::Q4_0 => column / 32 * 32,
         _ => column,
@@ -456,7 +456,7 @@ fn with_host(draw: &mut Draw, mut call: Call, use_it: impl FnOnce(&Problem, &Cal
     };
     // Drawn last, so that older inputs are what they were.
     if v.is_none() && !layout.split_k && !quantised && draw.once_in(3) {
-        problem.v_offset = whole_blocks(draw.among(0..=dims.0 - dims.1), kv_format);
+        problem.v_offset = first_of_block(draw.among(0..=dims.0 - dims.1), kv_format);
     }
     let [step, gap] = [draw.among(0..=2), draw.among(0..=3)];
     let lens = problem.cache_seqlens.map(|lens| spread(lens, 1, step));
@@ -544,30 +544,10 @@ fn with_sparse(draw: &mut Draw, mut call: Call, use_it: impl FnOnce(&Problem, &C
     let q = fill([b, s_q, h_q], d_qk, 1);
     let kv = fill(dims, d_qk, 2);
     let other = fill(second, d_qk, 3);
-    let mut draw_indices = |[outer, inner, _]: [usize; 3], topk: usize| -> OwnedIndices {
-        let keys = if paged { outer * inner } else { inner };
-        let [gap, far] = [draw.among(0..=2), usize::from(draw.once_in(4))];
-        let bits = draw.u64();
-        let index = |i: usize| {
-            // Some of them are no keys.
-            let index = (i.wrapping_mul(bits as usize | 1)) >> 7;
-            (index % (keys + 3 + far * 1000)) as i32 - 2
-        };
-        let strides = [s_q * (topk + gap), topk + gap, 0];
-        let lengths = draw
-            .once_in(2)
-            .then(|| (0..b).map(|_| draw.among(0..=topk) as i32));
-        OwnedIndices {
-            entries: (0..b * strides[0] + topk).map(index).collect(),
-            wide: None,
-            strides,
-            topk,
-            lengths: lengths.map(Iterator::collect),
-            length_strides: [1, 0],
-        }
-    };
-    let mut indices = draw_indices(dims, topk);
-    let mut extra_indices = extra.map(|topk| draw_indices([second[0], second[1], 1], topk));
+    let named = |[outer, inner, _]: [usize; 3]| if paged { outer * inner } else { inner };
+    let mut indices = OwnedIndices::draw(draw, named(dims), [b, s_q], topk);
+    let mut extra_indices =
+        extra.map(|topk| OwnedIndices::draw(draw, named(second), [b, s_q], topk));
     let lens: Option<Vec<i32>> = (!paged && draw.once_in(2))
         .then(|| (0..b).map(|_| draw.among(0..=dims[1]) as i32).collect());
     let sink = sink(draw, h_q);
@@ -591,7 +571,7 @@ fn with_sparse(draw: &mut Draw, mut call: Call, use_it: impl FnOnce(&Problem, &C
     let [q_format, format, other_format] =
         [Format::Bf16, format, other_format].map(|format| instead(draw, format));
     inputs(draw, &mut call.options);
-    cut.v_offset = whole_blocks(cut.v_offset, format);
+    cut.v_offset = first_of_block(cut.v_offset, format);
     let q_dims = cut.q_dims([b, s_q, h_q]);
     let (q, q_rope) = split(q, [b, s_q, h_q], q_dims, [d_qk, d_v], cut.q);
     let (kv, k_rope) = split(kv, dims, dims, [d_qk, d_v], cut.kv);
@@ -651,6 +631,28 @@ struct OwnedIndices {
 }
 
 impl OwnedIndices {
+    /// Indices of some of `keys` keys, some of which are none.
+    fn draw(draw: &mut Draw, keys: usize, [b, s_q]: [usize; 2], topk: usize) -> Self {
+        let [gap, far] = [draw.among(0..=2), usize::from(draw.once_in(4))];
+        let bits = draw.u64();
+        let index = |i: usize| {
+            let index = (i.wrapping_mul(bits as usize | 1)) >> 7;
+            (index % (keys + 3 + far * 1000)) as i32 - 2
+        };
+        let strides = [s_q * (topk + gap), topk + gap, 0];
+        let lengths = draw
+            .once_in(2)
+            .then(|| (0..b).map(|_| draw.among(0..=topk) as i32));
+        Self {
+            entries: (0..b * strides[0] + topk).map(index).collect(),
+            wide: None,
+            strides,
+            topk,
+            lengths: lengths.map(Iterator::collect),
+            length_strides: [1, 0],
+        }
+    }
+
     /// Indices of heads, which overlap, in 64 bits; lengths of query positions, or of tokens.
     fn vary(&mut self, draw: &mut Draw, [b, s_q, h_kv]: [usize; 3], q_indptr: Option<&[i32]>) {
         if h_kv > 1 {

@@ -212,8 +212,8 @@ impl<'a> Problem<'a> {
         mut visit: impl FnMut(&'a [Word]),
     ) {
         let words = |tensor: &Tensor<'a>| {
-            let (data, unit) = tensor.data.words().unwrap_or_default();
-            (data, tensor.strides.map(|stride| unit * stride))
+            let (data, each) = tensor.data.words().unwrap_or_default();
+            (data, tensor.strides.map(|stride| each * stride))
         };
         let Some(dtype) = tensor.data.dtype() else {
             return;
@@ -265,8 +265,8 @@ impl<'a> Problem<'a> {
         head: usize,
         keys: &Range<usize>,
     ) -> Option<&'a [Word]> {
-        let (data, unit) = self.kv.data.words()?;
-        let [over_outer, over_token, over_head] = self.kv.strides.map(|stride| unit * stride);
+        let (data, each) = self.kv.data.words()?;
+        let [over_outer, over_token, over_head] = self.kv.strides.map(|stride| each * stride);
         let width = self.kv.data.dtype()?.words(self.shape.d_qk);
         if over_token != width {
             return None;

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 
 use amla::{
     Argument, Backend, Data, Elements, Error, Lse, Options, Output, Pages, Plan, Problem, Shape,
-    TailMask, Tensor, combine, decode, reference, run_task, run_tasks,
+    TailMask, Tensor, combine, decode, reference, run_task,
 };
 use half::bf16;
 use rand::seq::SliceRandom;
@@ -651,7 +651,7 @@ pub type Bits = (Vec<u32>, Vec<u32>);
 /// What an output holds before a call: a NaN that no call computes.
 pub const PATTERN: f32 = f32::from_bits(0xffd0_1235);
 
-fn bits(xs: &[f32]) -> Vec<u32> {
+pub fn bits(xs: &[f32]) -> Vec<u32> {
     xs.iter().map(|x| x.to_bits()).collect()
 }
 
@@ -707,46 +707,6 @@ pub fn combined(problem: &Problem, options: &Options) -> Bits {
     written(problem, |output| {
         combine(problem, &plan, &mut partials, output)
     })
-}
-
-/// The largest scores alone, of the whole and of tasks, bit for bit alike and near Golden's.
-#[track_caller]
-pub fn check_max_logits(problem: &Problem, options: &Options) {
-    let (rows, Shape { s_q, h_q, .. }) = (rows(problem), problem.shape);
-    // Of a request, or of all where they are ragged: dense, as Golden has them.
-    let tokens = problem.q_indptr.map_or(s_q, |_| rows / h_q);
-    let mut want = vec![0.0; rows];
-    reference::golden_max_logits(problem, &mut want).unwrap();
-    let mut o = vec![PATTERN; rows * problem.shape.d_v];
-    let plan = Plan::new(problem).unwrap();
-    let mut partials = vec![PATTERN; plan.tasks() * plan.partial_len()];
-    used_workspace(|workspace| {
-        let tasks = 0..plan.tasks();
-        run_tasks(problem, options, &plan, tasks, workspace, &mut partials).unwrap();
-        let mut of = |at_once| {
-            let mut max_logits = vec![PATTERN; rows];
-            let output = Output {
-                lse: None,
-                lse_strides: [h_q * tokens, tokens, 1],
-                max_logits: Some(&mut max_logits),
-                ..output(problem, Elements::F32(&mut o), &mut [])
-            };
-            match at_once {
-                true => decode(problem, options, workspace, output).unwrap(),
-                false => combine(problem, &plan, &mut partials, output).unwrap(),
-            }
-            max_logits
-        };
-        let got = of(true);
-        assert_eq!(bits(&got), bits(&of(false)), "{options:?}");
-        for (row, (&got, &want)) in got.iter().zip(&want).enumerate() {
-            let limit = 4e-7 * want.abs().max(8.0);
-            assert!(
-                close(got, want, limit),
-                "max_logits[{row}] = {got}, want {want}, {options:?}"
-            );
-        }
-    });
 }
 
 /// Golden of a problem, token by token.

@@ -43,7 +43,7 @@ enum Owned {
 /// A number with more bits than BF16 has, near this one.
 fn longer((i, x): (usize, &bf16)) -> f32 {
     match x.is_normal() {
-        true => f32::from_bits(u32::from(x.to_bits()) << 16 | (i * 40_503 & 0xffff) as u32),
+        true => f32::from_bits(u32::from(x.to_bits()) << 16 | ((i * 40_503) & 0xffff) as u32),
         false => x.to_f32(),
     }
 }

@@ -6,7 +6,8 @@ use proptest::strategy::Union;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
 
 use crate::common::modes;
-use crate::host::{Host, Keys, Layout, PLAIN, check_max_logits, combined, decoded, same};
+use crate::host::{Host, Keys, Layout, PLAIN, combined, decoded, same};
+use crate::largest::check_max_logits;
 use crate::sizes::{MHA, MLA, SMALL, TINY};
 
 /// A host and how it is laid out, in numbers.

@@ -6,9 +6,8 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::common::{modes, normal};
-use crate::host::{
-    Bits, Host, Keys, Laid, Layout, PLAIN, check_max_logits, combined, decoded, golden, paged, same,
-};
+use crate::host::{Bits, Host, Keys, Laid, Layout, PLAIN, combined, decoded, golden, paged, same};
+use crate::largest::check_max_logits;
 use crate::sizes::{MHA, MLA, SMALL};
 
 /// Keys of each query of a host, by request and KV head; some name none.

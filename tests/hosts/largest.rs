@@ -1,10 +1,12 @@
 //! Largest scores: of rows in every kernel, of keys that a reference needn't move for, and of special values.
 
-use amla::{Backend, Elements, Output, decode};
+use amla::{
+    Backend, Elements, Options, Output, Plan, Problem, Shape, combine, decode, reference, run_tasks,
+};
 use half::bf16;
 
-use crate::common::modes;
-use crate::host::{Host, PLAIN, check_max_logits, decoded, output, paged, rows};
+use crate::common::{close, modes, used_workspace};
+use crate::host::{Host, PATTERN, PLAIN, bits, decoded, output, paged, rows};
 use crate::sizes::{MLA, SMALL};
 
 /// Groups that go through fused kernels, and panels; keys in one split, and in several.
@@ -78,4 +80,44 @@ pub fn special_scores(backend: Backend) {
             assert!((bits(&o), bits(&lse)) == want, "{options:?}");
         }
     }
+}
+
+/// The largest scores alone, of the whole and of tasks, bit for bit alike and near Golden's.
+#[track_caller]
+pub fn check_max_logits(problem: &Problem, options: &Options) {
+    let (rows, Shape { s_q, h_q, .. }) = (rows(problem), problem.shape);
+    // Of a request, or of all where they are ragged: dense, as Golden has them.
+    let tokens = problem.q_indptr.map_or(s_q, |_| rows / h_q);
+    let mut want = vec![0.0; rows];
+    reference::golden_max_logits(problem, &mut want).unwrap();
+    let mut o = vec![PATTERN; rows * problem.shape.d_v];
+    let plan = Plan::new(problem).unwrap();
+    let mut partials = vec![PATTERN; plan.tasks() * plan.partial_len()];
+    used_workspace(|workspace| {
+        let tasks = 0..plan.tasks();
+        run_tasks(problem, options, &plan, tasks, workspace, &mut partials).unwrap();
+        let mut of = |at_once| {
+            let mut max_logits = vec![PATTERN; rows];
+            let output = Output {
+                lse: None,
+                lse_strides: [h_q * tokens, tokens, 1],
+                max_logits: Some(&mut max_logits),
+                ..output(problem, Elements::F32(&mut o), &mut [])
+            };
+            match at_once {
+                true => decode(problem, options, workspace, output).unwrap(),
+                false => combine(problem, &plan, &mut partials, output).unwrap(),
+            }
+            max_logits
+        };
+        let got = of(true);
+        assert_eq!(bits(&got), bits(&of(false)), "{options:?}");
+        for (row, (&got, &want)) in got.iter().zip(&want).enumerate() {
+            let limit = 4e-7 * want.abs().max(8.0);
+            assert!(
+                close(got, want, limit),
+                "max_logits[{row}] = {got}, want {want}, {options:?}"
+            );
+        }
+    });
 }

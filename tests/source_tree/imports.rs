@@ -24,6 +24,8 @@ const LAYERS: &[&[&str]] = &[
     &["dims"],
     &["plan", "stages"],
     &["pool"],
+    &["attention"],
+    &["owned"],
     &["lib"],
 ];
 const ORDERED_LAYER: usize = 2;

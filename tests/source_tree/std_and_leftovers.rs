@@ -4,10 +4,11 @@ use super::check::{all, finds};
 use super::fault::{Fault, assert_none};
 use super::source::{Source, everywhere, sources};
 
-/// Modules behind features that need std, and the C interface's root, which names std where panics
+/// Modules behind features that need std or alloc, and the C interface's root, which names std where panics
 /// unwind.
 const WITH_STD: &[&str] = &[
     "src/pool.rs",
+    "src/owned.rs",
     "src/kernel/cap.rs",
     "src/kernel/emulated/processor.rs",
     "ffi/src/lib.rs",

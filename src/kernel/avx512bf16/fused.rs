@@ -244,8 +244,7 @@ impl<const MLA: bool> Call<'_, MLA> {
                 }
             }
             let mut all = 0;
-            for tile in 0..TILES {
-                let row = tile * tile_rows;
+            for row in (0..TILES).map(|tile| tile * tile_rows) {
                 match tile_rows.min(rows - row) {
                     1 if const { TILES == 1 && VECTORS == SHORT } => {
                         step.pv::<1, VECTORS>(row, &probs, &mut all, o)

@@ -342,7 +342,6 @@ enum Start<'a> {
 /// The register tile: `c[m][n] (+)= sum over k of a[m][k] * b[k][n]` for `M` rows and the
 /// `N` vectors from `column` on. If it is the first that has `b`, it tells whether all that it added up is finite.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "inlined everywhere")]
 fn tile<
     S: Simd,
     B: Across<S>,
