@@ -6,6 +6,7 @@
 mod common;
 
 mod any;
+mod attention;
 mod calls;
 mod huge;
 mod independence;
