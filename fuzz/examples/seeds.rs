@@ -24,7 +24,7 @@ const TARGETS: [(&str, Kind, usize); 7] = [
 
 /// Inputs drawn for a target, and the most seeds that it gets.
 const DRAWN: usize = 3000;
-const MOST: usize = 40;
+const MOST: usize = 80;
 
 fn main() -> std::io::Result<()> {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");

@@ -21,7 +21,7 @@
 use amla::schedule::splits;
 use amla::{
     BLOCK_KEYS, BackendId, Data, IndexList, Inputs, Options, Precision, Problem, Rescale, Sparse,
-    Tensor,
+    Tensor, tile,
 };
 use half::bf16;
 
@@ -131,6 +131,14 @@ impl Arithmetic {
     }
 }
 
+/// Whether BF16 doesn't hold the numbers.
+fn exact(data: &Data) -> bool {
+    matches!(
+        data,
+        Data::F16(_) | Data::F32(_) | Data::Q8_0(_) | Data::Q4_0(_)
+    )
+}
+
 /// Whether a tensor has numbers that BF16 doesn't hold.
 pub fn more_than_bf16(problem: &Problem) -> bool {
     let extra = problem.sparse.as_ref().and_then(|s| s.extra.as_ref());
@@ -142,12 +150,6 @@ pub fn more_than_bf16(problem: &Problem) -> bool {
         problem.v.as_ref(),
         extra.map(|extra| &extra.kv),
     ];
-    let exact = |data: &Data| {
-        matches!(
-            data,
-            Data::F16(_) | Data::F32(_) | Data::Q8_0(_) | Data::Q4_0(_)
-        )
-    };
     tensors.into_iter().flatten().any(|t| exact(&t.data))
 }
 
@@ -215,12 +217,28 @@ pub fn rows(problem: &Problem, rounded: bool) -> Vec<Row> {
                 None => [b, j, h],
             };
             let keys = keys(problem, [b, j, n], at);
-            let positions = if problem.sparse.is_some() { 1 } else { n };
-            let group = positions * (shape.h_q / shape.h_kv);
+            let heads = shape.h_q / shape.h_kv;
+            let (first, all) = match problem.sparse {
+                Some(_) => (h % heads, heads),
+                None => (j * heads + h % heads, n * heads),
+            };
+            let group = group(problem, first, all);
             rows.push(Row::of(problem, at, &keys, group, rounded));
         }
     }
     rows
+}
+
+/// How many of `all` rows are in the group of a row: as even as can be, in whole panels.
+fn group(problem: &Problem, row: usize, all: usize) -> usize {
+    let parts = [Some(&problem.q), problem.q_rope.as_ref()];
+    let most = match parts.into_iter().flatten().any(|part| exact(&part.data)) {
+        true => tile::FP32_GROUP_ROWS,
+        false => tile::GROUP_ROWS,
+    };
+    let groups = all.div_ceil(most);
+    let each = all.div_ceil(groups * tile::PANEL_ROWS) * tile::PANEL_ROWS;
+    each.min(all - row / each * each)
 }
 
 /// The cache and the indices of each key of a query position; `None` for a key that it doesn't see.
