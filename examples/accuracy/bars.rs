@@ -5,12 +5,14 @@ use std::fmt::Write;
 use amla::Precision::{Bf16, Bf16x2};
 
 use crate::experiment::{Column, Engine, Experiment, Format, Method, RUNS, Run};
-use crate::inputs::DISTRIBUTIONS;
-use crate::report::label;
+use crate::inputs::{DISTRIBUTIONS, Dtype};
+use crate::report::{label, unrounded_label};
 
 /// Columns, of the twelve, in which exact must be at most [`MUCH_BETTER`] x Base.
 const MUCH_BETTER_IN: usize = 9;
 const MUCH_BETTER: f64 = 0.7;
+/// Inputs of unit size.
+const UNIT: [&str; 2] = ["N(0,1)", "U(-1,1)"];
 
 const BASE: Run = Run::new(Method::Base, Engine::Reference, Bf16);
 
@@ -113,7 +115,46 @@ pub fn verdicts(experiment: &Experiment, columns: &[Column]) -> String {
         };
         text.extend(bar.verdict());
     }
+    for dtype in Dtype::ALL {
+        for bar in unrounded(experiment, columns, dtype) {
+            text.extend(bar.verdict());
+        }
+    }
     text
+}
+
+/// The kernel on inputs that aren't rounded: of unit size by its error, of others against plain FP32.
+fn unrounded(experiment: &Experiment, columns: &[Column], dtype: Dtype) -> [Bar; 2] {
+    let what = format!(
+        "{}, inputs in {}, FP32 output",
+        unrounded_label(experiment, Engine::Kernel),
+        dtype.title()
+    );
+    let (unit, other): (Vec<_>, Vec<_>) = columns
+        .iter()
+        .map(|column| {
+            let error = |engine| column.unrounded(dtype, engine).error;
+            let name = column.distribution.name;
+            (name, error(Engine::Kernel), error(Engine::Reference))
+        })
+        .partition(|(name, ..)| UNIT.contains(name));
+    [
+        Bar {
+            what: what.clone(),
+            figures: unit.into_iter().map(|(name, got, _)| (got, name)).collect(),
+            limit: 2e-6,
+            write: error,
+        },
+        Bar {
+            what: what + ", over plain FP32",
+            figures: other
+                .into_iter()
+                .map(|(name, got, plain)| (ratio(got, plain), name))
+                .collect(),
+            limit: 1.2,
+            write: in_units,
+        },
+    ]
 }
 
 fn figures(columns: &[Column], figure: impl Fn(&Column) -> f64) -> Vec<(f64, &'static str)> {

@@ -1,5 +1,7 @@
 //! Which computations are compared, and their errors over all samples.
 
+use std::ops::Range;
+
 use amla::reference::{self, Blocks};
 use amla::{
     Backend, BackendId, Elements, Error, Options, Output, Precision, Problem, Rescale, Workspace,
@@ -12,7 +14,8 @@ use rayon::ThreadPoolBuilder;
 use rayon::prelude::*;
 
 use crate::cli::Cli;
-use crate::inputs::{D_V, DISTRIBUTIONS, Distribution, Sample};
+use crate::inputs::{D_QK, D_V, DISTRIBUTIONS, Distribution, Dtype, Sample, scale};
+use crate::plain;
 
 /// Query heads that one task of a scalar reference computes.
 const SLICE: usize = 16;
@@ -177,6 +180,11 @@ impl Column {
         self.measured.scores[index.expect("a run of the experiment")][format as usize]
     }
 
+    /// The score of unrounded inputs, in FP32.
+    pub fn unrounded(&self, dtype: Dtype, engine: Engine) -> Score {
+        self.measured.unrounded[dtype as usize][engine as usize]
+    }
+
     /// The error of Golden itself once rounded to BF16, a lower bound on all others.
     pub fn rounding(&self) -> Score {
         self.measured.rounding
@@ -189,6 +197,8 @@ struct Measured {
     scores: [[Score; 2]; RUNS.len()],
     /// Of Golden rounded to BF16.
     rounding: Score,
+    /// Of inputs in each [`Dtype`]: plain FP32, and the kernel in its default mode, with FP32 output.
+    unrounded: [[Score; 2]; 2],
 }
 
 impl Measured {
@@ -200,6 +210,11 @@ impl Measured {
                 })
             }),
             rounding: Score::mean(samples.iter().map(|sample| sample.rounding)),
+            unrounded: std::array::from_fn(|dtype| {
+                std::array::from_fn(|engine| {
+                    Score::mean(samples.iter().map(|s| s.unrounded[dtype][engine]))
+                })
+            }),
         }
     }
 }
@@ -251,7 +266,11 @@ impl Experiment {
             .iter()
             .flat_map(|&distribution| (0..self.samples).map(move |index| (distribution, index)))
             .collect();
-        let progress = Progress::new("accuracy", tasks.len() * RUNS.len(), true);
+        let progress = Progress::new(
+            "accuracy",
+            tasks.len() * (RUNS.len() + Dtype::ALL.len()),
+            true,
+        );
 
         let measured: Vec<Measured> = pool
             .install(|| {
@@ -281,7 +300,7 @@ impl Experiment {
     ) -> Result<Measured, Error> {
         let index = u32::try_from(index).expect("at most a million samples");
         let sample = Sample::draw(distribution, index, self.seed, self.rows, self.context);
-        let golden = self.by_slices(&sample, reference::golden)?;
+        let golden = self.by_slices(|heads| sample.slice(heads), reference::golden)?;
         let score = |o: &[f32]| Score::of(o, &golden);
 
         let mut scores = [[Score::default(); 2]; RUNS.len()];
@@ -306,10 +325,31 @@ impl Experiment {
                 Ok(())
             })?;
         let rounding: Vec<_> = golden.iter().map(|&o| bf16::from_f64(o).to_f32()).collect();
+        let mut unrounded = [[Score::default(); 2]; 2];
+        for dtype in Dtype::ALL {
+            unrounded[dtype as usize] = self.measure_unrounded(&sample, dtype)?;
+            progress.step();
+        }
         Ok(Measured {
             scores,
             rounding: score(&rounding),
+            unrounded,
         })
+    }
+
+    /// Measures one sample in a format of more bits, against Golden of that.
+    fn measure_unrounded(&self, sample: &Sample, dtype: Dtype) -> Result<[Score; 2], Error> {
+        let stored = sample.stored(dtype);
+        let golden = self.by_slices(|heads| stored.slice(heads), reference::golden)?;
+        let [q, kv] = stored.numbers();
+        let mut o = vec![0.0; self.rows * D_V];
+        o.par_chunks_mut(D_V)
+            .zip(q.par_chunks(D_QK))
+            .for_each(|(o, q)| plain::attend(q, &kv, scale(), o));
+        let plain = Score::of(&o, &golden);
+        let exact = Run::new(Method::Exact, Engine::Kernel, Precision::Bf16);
+        let o = self.kernel(&exact, &stored.problem(), Format::F32)?;
+        Ok([plain, Score::of(&o, &golden)])
     }
 
     /// A reference's output.
@@ -321,7 +361,8 @@ impl Experiment {
         } else {
             unsplit
         };
-        self.by_slices(sample, |problem, o, lse| match run.method {
+        let slice = |heads| sample.slice(heads);
+        self.by_slices(slice, |problem, o, lse| match run.method {
             Method::Base => reference::base(problem, unsplit, o, lse),
             Method::AsPrinted => reference::amla_as_printed(problem, unsplit, o, lse),
             Method::Compensated => reference::amla_compensated(problem, blocks, o, lse),
@@ -336,19 +377,19 @@ impl Experiment {
     }
 
     /// The output of `compute`, in parallel over slices of the heads.
-    fn by_slices<T: Copy + Default + Send>(
+    fn by_slices<'a, T: Copy + Default + Send>(
         &self,
-        sample: &Sample,
+        slice: impl Fn(Range<usize>) -> Problem<'a> + Sync,
         compute: impl Fn(&Problem<'_>, &mut [T], &mut [T]) -> Result<(), Error> + Sync,
     ) -> Result<Vec<T>, Error> {
         let mut o = vec![T::default(); self.rows * D_V];
         o.par_chunks_mut(SLICE * D_V)
             .enumerate()
-            .try_for_each(|(slice, o)| {
-                let first = slice * SLICE;
+            .try_for_each(|(i, o)| {
+                let first = i * SLICE;
                 let heads = first..first + o.len() / D_V;
                 let mut lse = vec![T::default(); heads.len()];
-                compute(&sample.slice(heads), o, &mut lse)
+                compute(&slice(heads), o, &mut lse)
             })?;
         Ok(o)
     }

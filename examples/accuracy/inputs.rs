@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use amla::{Problem, Shape};
-use half::bf16;
+use amla::{Data, Problem, Shape, Tensor};
+use half::{bf16, f16};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use rand_distr::{Distribution as _, StandardNormal, Uniform};
 
 /// Width of a query and of a cached row.
-const D_QK: usize = 576;
+pub const D_QK: usize = 576;
 /// Width of a value: the first columns of the cached row.
 pub const D_V: usize = 512;
 
@@ -97,6 +97,8 @@ pub struct Sample {
     context: usize,
     q: Vec<bf16>,
     kv: Vec<bf16>,
+    /// The same before they were rounded.
+    unrounded: [Vec<f32>; 2],
 }
 
 impl Sample {
@@ -117,11 +119,13 @@ impl Sample {
         rng.set_stream(column << 32 | u64::from(index));
         let kv = elements(distribution.law, &mut rng, context * D_QK);
         let q = elements(distribution.law, &mut rng, rows * D_QK);
+        let round = |x: &[f32]| x.iter().copied().map(bf16::from_f32).collect();
         Self {
             rows,
             context,
-            q,
-            kv,
+            q: round(&q),
+            kv: round(&kv),
+            unrounded: [q, kv],
         }
     }
 
@@ -132,21 +136,113 @@ impl Sample {
 
     /// The part of the problem that some of the query heads make.
     pub fn slice(&self, heads: Range<usize>) -> Problem<'_> {
-        let shape = Shape {
+        let q = &self.q[heads.start * D_QK..heads.end * D_QK];
+        Problem::dense(self.shape(heads.len()), q, &self.kv, scale())
+    }
+
+    /// The same numbers in another format.
+    pub fn stored(&self, dtype: Dtype) -> Stored<'_> {
+        let halves = |x: &[f32]| x.iter().copied().map(f16::from_f32).collect();
+        Stored {
+            sample: self,
+            halves: match dtype {
+                Dtype::F16 => Some([0, 1].map(|i| halves(&self.unrounded[i]))),
+                Dtype::F32 => None,
+            },
+        }
+    }
+
+    fn shape(&self, h_q: usize) -> Shape {
+        Shape {
             b: 1,
             s_q: 1,
             s_k: self.context,
-            h_q: heads.len(),
+            h_q,
             h_kv: 1,
             d_qk: D_QK,
             d_v: D_V,
-        };
-        let q = &self.q[heads.start * D_QK..heads.end * D_QK];
-        Problem::dense(shape, q, &self.kv, 1.0 / (D_QK as f32).sqrt())
+        }
     }
 }
 
-fn elements(law: Law, rng: &mut ChaCha8Rng, count: usize) -> Vec<bf16> {
+/// The factor on the scores.
+pub fn scale() -> f32 {
+    1.0 / (D_QK as f32).sqrt()
+}
+
+/// A format of more bits than BF16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dtype {
+    /// FP16.
+    F16,
+    /// FP32.
+    F32,
+}
+
+impl Dtype {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::F16, Self::F32];
+
+    /// Its name in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F16 => "f16",
+            Self::F32 => "f32",
+        }
+    }
+
+    /// Its name in tables.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::F16 => "FP16",
+            Self::F32 => "FP32",
+        }
+    }
+}
+
+/// A sample in such a format.
+pub struct Stored<'a> {
+    sample: &'a Sample,
+    halves: Option<[Vec<f16>; 2]>,
+}
+
+impl Stored<'_> {
+    /// The problem.
+    pub fn problem(&self) -> Problem<'_> {
+        self.slice(0..self.sample.rows)
+    }
+
+    /// The part of the problem that some of the query heads make.
+    pub fn slice(&self, heads: Range<usize>) -> Problem<'_> {
+        let plain = Problem::dense(self.sample.shape(heads.len()), &[], &[], scale());
+        let columns = heads.start * D_QK..heads.end * D_QK;
+        let [q, kv] = match &self.halves {
+            Some([q, kv]) => [Data::F16(&q[columns]), Data::F16(kv)],
+            None => {
+                let [q, kv] = &self.sample.unrounded;
+                [Data::F32(&q[columns]), Data::F32(kv)]
+            }
+        };
+        Problem {
+            q: Tensor { data: q, ..plain.q },
+            kv: Tensor {
+                data: kv,
+                ..plain.kv
+            },
+            ..plain
+        }
+    }
+
+    /// Queries and keys in FP32.
+    pub fn numbers(&self) -> [Vec<f32>; 2] {
+        match &self.halves {
+            Some(halves) => [0, 1].map(|i| halves[i].iter().map(|x| x.to_f32()).collect()),
+            None => self.sample.unrounded.clone(),
+        }
+    }
+}
+
+fn elements(law: Law, rng: &mut ChaCha8Rng, count: usize) -> Vec<f32> {
     let draw = (0..count).map(|_| match law {
         Law::Normal { variance } => {
             let unit: f32 = StandardNormal.sample(rng);
@@ -157,5 +253,5 @@ fn elements(law: Law, rng: &mut ChaCha8Rng, count: usize) -> Vec<bf16> {
             limit * unit.sample(rng)
         }
     });
-    draw.map(bf16::from_f32).collect()
+    draw.collect()
 }

@@ -10,6 +10,7 @@ mod bars;
 mod cli;
 mod experiment;
 mod inputs;
+mod plain;
 mod plot;
 mod report;
 

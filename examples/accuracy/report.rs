@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde_json::json;
 
 use crate::experiment::{Column, Engine, Experiment, Format, Method, RUNS, Run};
-use crate::inputs::Distribution;
+use crate::inputs::{Distribution, Dtype};
 
 /// One line per distribution, run and output format. An error that isn't a
 /// finite number is `null`.
@@ -37,8 +37,44 @@ pub fn json(experiment: &Experiment, columns: &[Column]) -> String {
                 writeln!(text, "{line}").expect("a string has room");
             }
         }
+        for (dtype, engine) in unrounded() {
+            let score = column.unrounded(dtype, engine);
+            let line = json!({
+                "distribution": column.distribution.name,
+                "inputs": dtype.name(),
+                "method": match engine {
+                    Engine::Reference => "plain_fp32",
+                    Engine::Kernel => Method::Exact.name(),
+                },
+                "engine": experiment.engine_name(engine),
+                "output": Format::F32.name(),
+                "error": score.error,
+                "standard_error": (experiment.samples > 1).then_some(score.deviation),
+                "max_abs_error": score.worst,
+                "samples": experiment.samples,
+                "rows": experiment.rows,
+                "context": experiment.context,
+                "seed": experiment.seed,
+            });
+            writeln!(text, "{line}").expect("a string has room");
+        }
     }
     text
+}
+
+/// What is measured of inputs that aren't rounded to BF16.
+fn unrounded() -> impl Iterator<Item = (Dtype, Engine)> {
+    let engines = [Engine::Reference, Engine::Kernel];
+    let pairs = Dtype::ALL.into_iter();
+    pairs.flat_map(move |dtype| engines.map(|engine| (dtype, engine)))
+}
+
+/// What computes these, in tables.
+pub fn unrounded_label(experiment: &Experiment, engine: Engine) -> String {
+    match engine {
+        Engine::Reference => "plain FP32 in the same order".to_owned(),
+        Engine::Kernel => format!("exact, {}", experiment.engine_name(engine)),
+    }
 }
 
 /// The paper's figure for the same thing, if it has one.
@@ -74,22 +110,39 @@ pub fn tables(experiment: &Experiment, columns: &[Column]) -> String {
             let title = format!("{family} inputs, {} output", format.title());
             text += &table(&title, format, experiment, &columns);
         }
+        for dtype in Dtype::ALL {
+            let title = format!("{family} inputs in {}, FP32 output", dtype.title());
+            text += &heading(&title, &columns);
+            for engine in [Engine::Reference, Engine::Kernel] {
+                text += &row(&unrounded_label(experiment, engine), &columns, &|column| {
+                    column.unrounded(dtype, engine).error
+                });
+            }
+        }
     }
     text
 }
 
-fn table(title: &str, format: Format, experiment: &Experiment, columns: &[&Column]) -> String {
+fn heading(title: &str, columns: &[&Column]) -> String {
     let mut text = format!("\n{title:<34}");
     for column in columns {
         text += &format!(" {:>9}", column.distribution.name);
     }
-    text.push('\n');
+    text + "\n"
+}
+
+fn row(label: &str, columns: &[&Column], error: &dyn Fn(&Column) -> f64) -> String {
+    let mut text = format!("  {label:<32}");
+    for column in columns {
+        text += &format!(" {:>9.2e}", error(column));
+    }
+    text + "\n"
+}
+
+fn table(title: &str, format: Format, experiment: &Experiment, columns: &[&Column]) -> String {
+    let mut text = heading(title, columns);
     let mut row = |label: &str, error: &dyn Fn(&Column) -> f64| {
-        text += &format!("  {label:<32}");
-        for column in columns {
-            text += &format!(" {:>9.2e}", error(column));
-        }
-        text.push('\n');
+        text += &row(label, columns, error);
     };
     let bf16 = format == Format::Bf16;
     if bf16 {

@@ -62,6 +62,7 @@ pub fn evaluate<'a>(
         causal: case.causal,
         window: case.window,
         options: engine.options,
+        dtypes: case.dtypes(),
         threads: engine.threads(),
         reference: truth.name,
         error: relative_frobenius(&o, &truth.o),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use amla::{Options, Plan, Precision, Rescale, Shape};
+use amla::{Inputs, Options, Plan, Precision, Rescale, Shape};
 use amla_examples::cli::{self, Processor};
 use amla_examples::engine::Engine;
 use amla_examples::output::{print, tell};
@@ -63,14 +63,14 @@ and optionally
   expected_lse     floats       [b, h_q, s_q] or [b, s_q, h_q], [h_q, tokens] or [tokens, h_q] with
                                 q_indptr; the first where both fit
 Rows, each tensor in a format of its own:
-  BF16, F16        unchanged
-  F32              rounded to BF16 when FILE is read, and a note says so
+  BF16, F16, F32   unchanged
   I8               with a scale for each row, F32: q_scale, kv_scale, v_scale, extra_kv_scale, ... of
                    the tensor's shape without its last dimension
   U8 or F8_E4M3    FlashMLA's FP8 rows of 576 columns, [..., 656]: 512 e4m3, 4 F32 scales, 64 BF16
                    FlashMLA's MODEL1 rows of 512 columns, [..., 584]: of each page (or request, or all
                    tokens) first the rows, 448 e4m3 and 64 BF16, then 8 bytes of scales for each
-The kernel rounds rows in any format to BF16, and so does Golden.
+Products of I8, FP8 and MODEL1 rows with their scales are rounded to BF16, and Golden rounds them too. F16 and F32 rows are
+multiplied in FP32 unless --inputs is bf16. Golden takes them as they are.
 Metadata of FILE, optional: causal (\"true\" or \"false\") and window (\"N\"), as the options.
 d_v is the width of a tensor that has it, or else --d-v, or else the usual one: 512, 512, 256, 128,
 128, 64 for d_qk = 576, 512, 320, 192, 128, 64. Errors are against expected_o and expected_lse, or
@@ -107,6 +107,11 @@ struct Args {
     #[arg(long, default_value = "bf16", value_parser = cli::precisions())]
     precision: Precision,
 
+    /// How a backend that multiplies BF16 takes F16 and F32 rows: as they are, by leaving the call to the FP32 backend of the
+    /// processor, or rounded to BF16
+    #[arg(long, default_value = "as-given", value_parser = cli::inputs())]
+    inputs: Inputs,
+
     /// Let query position j of n see only the first len - (n - 1 - j) keys
     #[arg(long)]
     causal: bool,
@@ -132,6 +137,7 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     let options = Options {
         backend: args.processor.backend()?,
         precision: args.precision,
+        inputs: args.inputs,
         ..Options::default()
     };
     let threads = args.processor.threads();

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use amla::{Options, Shape};
-use amla_examples::cli::{precision_name, rescale_name};
+use amla_examples::cli::{inputs_name, precision_name, rescale_name};
 use amla_examples::engine::Measurement;
 use serde_json::{Value, json};
 
@@ -20,6 +20,8 @@ pub struct Record<'a> {
     pub causal: bool,
     pub window: Option<usize>,
     pub options: Options,
+    /// Formats of queries, keys and separate values.
+    pub dtypes: [Option<&'static str>; 3],
     pub threads: usize,
     /// The name of the values that `error`, `base_error` and `worst` compare with.
     pub reference: &'static str,
@@ -38,23 +40,25 @@ pub struct Record<'a> {
 
 /// The table's first line.
 pub const HEADER: &str = "problem           backend     rescale       error     base    worst      lse   time, ms   \
-                          GFLOP/s   peak    FU";
+                          GFLOP/s   peak    FU  q/kv[/v]";
 
 /// What the table's columns mean.
 pub const LEGEND: &str = "error, base: relative Frobenius error of O (FP32) by AMLA and by Base, against the problem's \
                           expected values or Golden\n\
                           worst, lse: largest absolute error of an element of O, and of lse\n\
-                          FU: GFLOP/s against the peak of the backend's own multiply-add, measured in turn with it";
+                          FU: GFLOP/s against the peak of the backend's own multiply-add, measured in turn with it\n\
+                          q/kv[/v]: the formats of queries, keys and separate values";
 
 impl fmt::Display for Record<'_> {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let m = &self.measured;
+        let dtypes: Vec<_> = self.dtypes.into_iter().flatten().collect();
         let lse = self
             .lse_error
             .map_or_else(|| "-".to_owned(), |e| format!("{e:.1e}"));
         write!(
             f,
-            "{:<17} {:<11} {:<11} {:>7.2e} {:>8.2e} {:>8.1e} {lse:>8} {:>10.3} {:>9.1} {:>6.1} {:>5.2}",
+            "{:<17} {:<11} {:<11} {:>7.2e} {:>8.2e} {:>8.1e} {lse:>8} {:>10.3} {:>9.1} {:>6.1} {:>5.2}  {}",
             self.problem,
             self.options.backend.id().name(),
             rescale_name(self.options.rescale),
@@ -65,6 +69,7 @@ impl fmt::Display for Record<'_> {
             m.gflops,
             m.peak_gflops,
             m.utilization,
+            dtypes.join("/"),
         )
     }
 }
@@ -99,6 +104,10 @@ impl Record<'_> {
             "backend": self.options.backend.id().name(),
             "rescale": rescale_name(self.options.rescale),
             "precision": precision_name(self.options.precision),
+            "inputs": inputs_name(self.options.inputs),
+            "q_dtype": self.dtypes[0],
+            "kv_dtype": self.dtypes[1],
+            "v_dtype": self.dtypes[2],
             "threads": self.threads,
             "causal": self.causal,
             "window": self.window,

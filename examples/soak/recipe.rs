@@ -181,7 +181,13 @@ fn layout(rng: &mut ChaCha8Rng, dims: (usize, usize)) -> Layout {
 
 /// A format that has rows of this width.
 fn format(rng: &mut ChaCha8Rng, dims: (usize, usize), h_kv: usize, apart: bool) -> Format {
-    let mut formats = vec![Format::Bf16, Format::Bf16, Format::F16, Format::Int8];
+    let mut formats = vec![
+        Format::Bf16,
+        Format::Bf16,
+        Format::F16,
+        Format::F32,
+        Format::Int8,
+    ];
     if dims == (576, 512) && !apart {
         formats.push(Format::Fp8);
     }
@@ -189,6 +195,11 @@ fn format(rng: &mut ChaCha8Rng, dims: (usize, usize), h_kv: usize, apart: bool) 
         formats.push(Format::Model1);
     }
     one(rng, &formats)
+}
+
+/// A number with more bits than BF16 has, near this one.
+fn longer((i, x): (usize, &bf16)) -> f32 {
+    f32::from_bits(u32::from(x.to_bits()) << 16 | (i * 40_503 & 0xffff) as u32)
 }
 
 /// A contiguous tensor's rows of `width` in another format.
@@ -203,6 +214,7 @@ fn store(tensor: &Tensor, width: usize, format: Format) -> Option<Stored> {
     let pages = count.checked_div(heads * inner).unwrap_or_default();
     let mut row = width;
     let elements = match format {
+        Format::F32 => Elements::F32(data.iter().enumerate().map(longer).collect()),
         Format::F16 => Elements::F16(data.iter().map(|x| f16::from_f32(x.to_f32())).collect()),
         Format::Int8 => {
             let mut values = vec![0; data.len()];
@@ -237,7 +249,7 @@ fn store(tensor: &Tensor, width: usize, format: Format) -> Option<Stored> {
             }
             Elements::Model1(bytes)
         }
-        Format::Bf16 | Format::F32 => return None,
+        Format::Bf16 => return None,
     };
     Some(Stored {
         elements,

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::thread::available_parallelism;
 
-use amla::{Backend, BackendId, Precision, Rescale};
+use amla::{Backend, BackendId, Inputs, Precision, Rescale};
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use clap::{Args, Parser};
 
@@ -80,6 +80,11 @@ pub fn precisions() -> impl TypedValueParser<Value = Precision> {
     named([Precision::Bf16, Precision::Bf16x2], precision_name)
 }
 
+/// Parses the name of an [`Inputs`].
+pub fn inputs() -> impl TypedValueParser<Value = Inputs> {
+    named([Inputs::AsGiven, Inputs::Bf16], inputs_name)
+}
+
 /// Parses a number from 1 to `max`.
 pub fn within(max: u64) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=max)
@@ -103,6 +108,14 @@ pub const fn rescale_name(rescale: Rescale) -> &'static str {
     match rescale {
         Rescale::Exact => "exact",
         Rescale::Compensated => "compensated",
+    }
+}
+
+/// The name of how inputs are taken on command lines, in tables and in JSON.
+pub const fn inputs_name(inputs: Inputs) -> &'static str {
+    match inputs {
+        Inputs::AsGiven => "as-given",
+        Inputs::Bf16 => "bf16",
     }
 }
 

@@ -80,6 +80,12 @@ impl Case {
         }
     }
 
+    /// Formats of queries, keys and separate values.
+    pub fn dtypes(&self) -> [Option<&'static str>; 3] {
+        let v = self.v.as_ref().map(Stored::dtype);
+        [Some(self.q.dtype()), Some(self.kv.dtype()), v]
+    }
+
     /// Applies the command line's masks. Drops expected values that were computed without them.
     pub fn restrict(&mut self, causal: bool, window: Option<usize>) {
         let more = causal && !self.causal;

@@ -20,6 +20,8 @@ pub enum Elements {
     Bf16(Vec<bf16>),
     /// [`Data::F16`]
     F16(Vec<f16>),
+    /// [`Data::F32`]
+    F32(Vec<f32>),
     /// [`Data::Fp8`]
     Fp8(Vec<u8>),
     /// [`Data::Model1`]: the rows of each page, then their scales.
@@ -46,6 +48,7 @@ impl Stored {
         let data = match &self.elements {
             Elements::Bf16(values) => Data::Bf16(values),
             Elements::F16(values) => Data::F16(values),
+            Elements::F32(values) => Data::F32(values),
             Elements::Fp8(bytes) => Data::Fp8(bytes),
             Elements::Model1(bytes) => {
                 strides[1] = MODEL1_ROW;
@@ -63,6 +66,18 @@ impl Stored {
         };
         Tensor { data, strides }
     }
+
+    /// The format's name in tables and in JSON.
+    pub const fn dtype(&self) -> &'static str {
+        match &self.elements {
+            Elements::Bf16(_) => "bf16",
+            Elements::F16(_) => "f16",
+            Elements::F32(_) => "f32",
+            Elements::Fp8(_) => "fp8",
+            Elements::Model1(_) => "model1",
+            Elements::Int8 { .. } => "int8",
+        }
+    }
 }
 
 /// The format of a file's rows.
@@ -70,7 +85,7 @@ impl Stored {
 pub enum Format {
     /// BF16.
     Bf16,
-    /// FP32, rounded to BF16 when it is read.
+    /// FP32.
     F32,
     /// FP16.
     F16,

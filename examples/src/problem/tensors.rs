@@ -43,8 +43,6 @@ pub struct Tensors<'a> {
     metadata: HashMap<String, String>,
     /// Names of tensors that the reader looked up.
     used: Vec<String>,
-    /// Notes for the user about how the file was read.
-    notes: Vec<String>,
 }
 
 impl<'a> Tensors<'a> {
@@ -68,7 +66,6 @@ impl<'a> Tensors<'a> {
                 .map(|(key, value)| (key.clone(), value.clone()))
                 .collect(),
             used: Vec::new(),
-            notes: Vec::new(),
         })
     }
 
@@ -106,7 +103,7 @@ impl<'a> Tensors<'a> {
         Ok(tensor)
     }
 
-    /// An input's elements; F32 is rounded to BF16. `dims` are those of [`Stored`].
+    /// An input's elements. `dims` are those of [`Stored`].
     ///
     /// # Errors
     /// A tensor is missing or does not fit.
@@ -129,12 +126,7 @@ impl<'a> Tensors<'a> {
             (Format::Bf16, None) => {
                 Elements::Bf16(tensor.elements(Dtype::BF16, bf16::from_le_bytes)?)
             }
-            (Format::F32, None) => {
-                let note = format!("{} is F32, rounded to BF16", tensor.name);
-                self.notes.push(note);
-                let values = tensor.f32s()?;
-                Elements::Bf16(values.into_iter().map(bf16::from_f32).collect())
-            }
+            (Format::F32, None) => Elements::F32(tensor.f32s()?),
             (Format::F16, None) => Elements::F16(tensor.elements(Dtype::F16, f16::from_le_bytes)?),
             (Format::Fp8, None) => Elements::Fp8(tensor.view.data().to_vec()),
             (Format::Model1, None) => {
@@ -155,13 +147,13 @@ impl<'a> Tensors<'a> {
         })
     }
 
-    /// The notes, with one for each tensor that has no use in this problem.
+    /// Notes for the user, one for each tensor that has no use in this problem.
     pub fn notes(self) -> Vec<String> {
         let mut unused = self.tensors.names();
         unused.retain(|name| !self.used.iter().any(|used| used == name));
         unused.sort_unstable();
         let unused = unused.iter().map(|name| format!("{name:?} is not used"));
-        unused.chain(self.notes).collect()
+        unused.collect()
     }
 }
 

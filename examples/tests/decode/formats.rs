@@ -1,10 +1,14 @@
 //! Formats of rows.
 
+use amla::{Data, Problem, Shape, Tensor, reference};
 use half::{bf16, f16};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use rand_distr::{Distribution, StandardNormal};
 use safetensors::tensor::Dtype;
 
 use crate::files::{Tensors, cut, fp8, model1, numbers, pages, steps};
-use crate::runs::{floats, folder, run, same};
+use crate::runs::{floats, folder, run, same, text};
 
 #[test]
 fn fp8_rows() {
@@ -71,18 +75,103 @@ fn parts_of_several_formats() {
     let (q, kv) = (numbers(12 * 192, 1), numbers(10 * 192, 2));
     let ([q_nope, q_rope], [_, k_rope]) = (cut(&q, 192, 128), cut(&kv, 192, 128));
     let ckv = steps(10 * 128, 2, 128, 127);
-    let halves = |x: &[bf16]| -> Vec<f16> { x.iter().map(|x| f16::from_f32(x.to_f32())).collect() };
+    let longer = |x: &[bf16]| -> Vec<f32> { x.iter().map(|x| x.to_f32()).collect() };
     let plain = Tensors::scaled()
         .bf16s("q_nope", &[2, 2, 3, 128], &q_nope)
         .bf16s("q_rope", &[2, 2, 3, 64], &q_rope)
         .bf16s("ckv", &[2, 5, 128], &ckv)
         .bf16s("k_rope", &[2, 5, 64], &k_rope);
+    let plain = plain
+        .f32s("q_nope", &[2, 2, 3, 128], &longer(&q_nope))
+        .f32s("k_rope", &[2, 5, 64], &longer(&k_rope));
     let stored = plain
         .clone()
-        .f16s("q_nope", &[2, 2, 3, 128], &halves(&q_nope))
-        .f16s("k_rope", &[2, 5, 64], &halves(&k_rope));
+        .f16s("q_nope", &[2, 2, 3, 128], &in_f16(&longer(&q_nope)))
+        .f16s("k_rope", &[2, 5, 64], &in_f16(&longer(&k_rope)));
     let stored = stored.int8s(["ckv", "ckv_scale"], &[2, 5, 128], &ckv);
     same("parts", &[plain, stored]);
+}
+
+/// Numbers of N(0, 1), about, in more bits than BF16 has.
+fn normal(len: usize, seed: u64) -> Vec<f32> {
+    let rng = ChaCha8Rng::seed_from_u64(seed);
+    StandardNormal.sample_iter(rng).take(len).collect()
+}
+
+fn in_f16(x: &[f32]) -> Vec<f16> {
+    x.iter().copied().map(f16::from_f32).collect()
+}
+
+/// Golden of the file's own numbers, and its results rounded once as expected values: on the fastest backend,
+/// with a cache in FP16 or FP32, for one position and for several.
+#[test]
+fn f16_and_f32_files() {
+    for (s_q, s_k, seed) in [(1, 300, 1), (4, 77, 2)] {
+        let shape = Shape {
+            b: 1,
+            s_q,
+            s_k,
+            h_q: 16,
+            h_kv: 1,
+            d_qk: 576,
+            d_v: 512,
+        };
+        let (q_shape, kv_shape) = ([1, s_q, 16, 576], [1, s_k, 576]);
+        let (q, kv) = (normal(s_q * 16 * 576, seed), normal(s_k * 576, seed + 10));
+        let (q16, kv16) = (in_f16(&q), in_f16(&kv));
+        let scale = 576_f32.sqrt().recip();
+        let tensors = Tensors::default().f32s("softmax_scale", &[1], &[scale]);
+        let with_q = tensors.clone().f32s("q", &q_shape, &q);
+        let rows = [s_q * 16 * 576, 16 * 576, 576];
+        let given = |data, strides| Tensor { data, strides };
+        let wide = given(Data::F32(&q), rows);
+        let keys = [s_k * 576, 576, 576];
+        for (dtypes, file, q, kv) in [
+            (
+                ["f32", "f32"],
+                with_q.clone().f32s("kv", &kv_shape, &kv),
+                wide,
+                given(Data::F32(&kv), keys),
+            ),
+            (
+                ["f32", "f16"],
+                with_q.f16s("kv", &kv_shape, &kv16),
+                wide,
+                given(Data::F16(&kv16), keys),
+            ),
+            (
+                ["f16", "f16"],
+                tensors
+                    .f16s("q", &q_shape, &q16)
+                    .f16s("kv", &kv_shape, &kv16),
+                given(Data::F16(&q16), rows),
+                given(Data::F16(&kv16), keys),
+            ),
+        ] {
+            let problem = Problem {
+                q,
+                kv,
+                ..Problem::dense(shape, &[], &[], scale)
+            };
+            let rows = s_q * 16;
+            let (mut o, mut lse) = (vec![0.0; rows * 512], vec![0.0; rows]);
+            reference::golden(&problem, &mut o, &mut lse).unwrap();
+            let [o, lse] = [o, lse].map(|x| x.iter().map(|&x| x as f32).collect::<Vec<_>>());
+            let expecting = file
+                .clone()
+                .f32s("expected_o", &[1, s_q, 16, 512], &o)
+                .f32s("expected_lse", &[1, 16, s_q], &lse);
+            let folder = folder("f16_and_f32");
+            for (file, reference) in [(&file, "golden"), (&expecting, "expected")] {
+                let (record, output, _) = run(&folder, file, &[]);
+                assert_eq!(text(&output.stderr), "");
+                assert_eq!(record["reference"], reference);
+                assert_eq!([&record["q_dtype"], &record["kv_dtype"]], dtypes);
+                assert!(record["error"].as_f64().unwrap() <= 2e-6, "{record}");
+                assert!(record["lse_error"].as_f64().unwrap() <= 2e-6, "{record}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -93,15 +182,15 @@ fn f16_rows() {
         numbers.map(|x| f16::from_f32(x.to_f32() / 3.0)).collect()
     };
     let [q, kv, v] = [(1536, 1), (1280, 2), (1280, 3)].map(|(len, seed)| thirds(len, seed));
-    let round = |x: &[f16]| -> Vec<bf16> { x.iter().map(|x| bf16::from_f32(x.to_f32())).collect() };
+    let longer = |x: &[f16]| -> Vec<f32> { x.iter().map(|x| x.to_f32()).collect() };
     let stored = Tensors::scaled()
         .f16s("q", &[2, 2, 3, 128], &q)
         .f16s("kv", &[2, 5, 128], &kv)
         .f16s("v", &[2, 5, 128], &v);
     let plain = Tensors::scaled()
-        .bf16s("q", &[2, 2, 3, 128], &round(&q))
-        .bf16s("kv", &[2, 5, 128], &round(&kv))
-        .bf16s("v", &[2, 5, 128], &round(&v));
+        .f32s("q", &[2, 2, 3, 128], &longer(&q))
+        .f32s("kv", &[2, 5, 128], &longer(&kv))
+        .f32s("v", &[2, 5, 128], &longer(&v));
     same("f16", &[plain, stored.clone()]);
 
     // Expected values from a host that computes in FP16.

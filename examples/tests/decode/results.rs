@@ -124,12 +124,27 @@ fn masks_dtypes_and_threads() {
     // Neither threads nor a lossless conversion change a bit.
     let (_, _, two) = run(&tensors, &["--causal", "--threads", "2"]);
     assert!(one == two);
-    let (_, output, f32) = run(&tensors.clone().in_f32(), &["--causal"]);
-    assert!(one == f32);
-    assert_eq!(
-        text(&output.stderr),
-        "note: q is F32, rounded to BF16\nnote: kv is F32, rounded to BF16\n"
-    );
+    // The same numbers in FP32, multiplied as such.
+    for (args, inputs) in [
+        (&["--causal"][..], "as-given"),
+        (&["--causal", "--inputs", "bf16"], "bf16"),
+    ] {
+        let (record, output, f32) = run(&tensors.clone().in_f32(), args);
+        assert_eq!(text(&output.stderr), "");
+        assert_eq!(record["inputs"], inputs);
+        assert_eq!(
+            (&record["q_dtype"], &record["kv_dtype"]),
+            (&"f32".into(), &"f32".into())
+        );
+        let (_, o_f32) = floats(&f32, "o");
+        let near = |(x, y): (&f32, &f32)| (x - y).abs() <= 1e-2;
+        assert!(o_f32.iter().zip(&o).all(near));
+        let error = record["error"].as_f64().unwrap();
+        assert!(
+            error <= if inputs == "bf16" { 1e-2 } else { 2e-6 },
+            "{record}"
+        );
+    }
 
     // Separate values. Expected values are those of the previous run, lse in either layout.
     let (dtype, shape, data) = tensors.tensors["kv"].clone();
