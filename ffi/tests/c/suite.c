@@ -4,12 +4,18 @@
  * the Rust side (suite.rs) to compare.
  *
  * Every buffer has memory of exactly its own size, so that the sanitizers and Valgrind see
- * whatever reaches beyond.
+ * whatever reaches beyond. Where neither runs, "guarded" puts a page that can't be read behind each
+ * input, for loads of every instruction set.
+ *
+ *   suite CASES RESULTS [guarded]
  */
+#define _DEFAULT_SOURCE
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "amla.h"
 
@@ -34,12 +40,43 @@ static void *allocate(size_t bytes) {
     return memory;
 }
 
+/* Inputs with a page behind them that can't be read. */
+static int guarded;
+static struct {
+    void *memory, *pages;
+    size_t len;
+} inputs[4 * AMLA_MERGE_MAX];
+
+static void *input(size_t bytes) {
+    if (!guarded) return allocate(bytes);
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), len = (bytes + page - 1) / page * page + page;
+    unsigned char *pages = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    check(pages != MAP_FAILED && mprotect(pages + len - page, page, PROT_NONE) == 0, "no pages");
+    size_t i = 0;
+    while (i < sizeof inputs / sizeof *inputs && inputs[i].memory != NULL) i++;
+    check(i < sizeof inputs / sizeof *inputs, "too many inputs");
+    inputs[i].memory = pages + len - page - bytes;
+    inputs[i].pages = pages;
+    inputs[i].len = len;
+    return inputs[i].memory;
+}
+
+static void drop(const void *memory) {
+    for (size_t i = 0; memory != NULL && i < sizeof inputs / sizeof *inputs; i++)
+        if (inputs[i].memory == memory) {
+            check(munmap(inputs[i].pages, inputs[i].len) == 0, "no pages");
+            inputs[i].memory = NULL;
+            return;
+        }
+    free((void *)(uintptr_t)memory);
+}
+
 /* Bytes and their number; null where there are none to be. */
 static void *blob(size_t *bytes) {
     uint64_t len = word();
     *bytes = 0;
     if (len == UINT64_MAX) return NULL;
-    void *memory = allocate(len);
+    void *memory = input(len);
     check(fread(memory, 1, len, in) == len, "the file ends too early");
     *bytes = len;
     return memory;
@@ -115,8 +152,6 @@ static const struct amla_indices *indices(struct amla_indices *i) {
     i->topk_length = ints(&i->topk_length_len);
     return i;
 }
-
-static void drop(const void *memory) { free((void *)(uintptr_t)memory); }
 
 static void drop_tensor(const struct amla_tensor *t) {
     drop(t->data);
@@ -392,7 +427,7 @@ static void encode(void) {
     give(e4m3, len);
     give(&scale, sizeof scale);
     free(e4m3);
-    free(row);
+    drop(row);
     /* The same numbers in FP32: 18 blocks of them. */
     float *floats = blob(&bytes);
     void *q8_0 = allocate(18 * 34), *q4_0 = allocate(18 * 18);
@@ -403,7 +438,7 @@ static void encode(void) {
     give(q4_0, 18 * 18);
     free(q8_0);
     free(q4_0);
-    free(floats);
+    drop(floats);
 }
 
 /* The first result and the others into one. */
@@ -438,9 +473,9 @@ static void merge(void) {
     give(total.o, total.o_len * sizeof(float));
     give(total.lse, total.lse_len * sizeof(float));
     give(total.max_logits, total.max_logits_len * sizeof(float));
-    free(total.o);
-    free(total.lse);
-    free(total.max_logits);
+    drop(total.o);
+    drop(total.lse);
+    drop(total.max_logits);
     for (size_t i = 0; i < count; i++) {
         drop(parts[i].o);
         drop(parts[i].lse);
@@ -449,7 +484,8 @@ static void merge(void) {
 
 int main(int argc, char **argv) {
     amla_permit_amx();
-    check(argc == 3, "usage: suite CASES RESULTS");
+    guarded = argc == 4 && strcmp(argv[3], "guarded") == 0;
+    check(argc == 3 + guarded, "usage: suite CASES RESULTS [guarded]");
     check(amla_abi_version() == AMLA_ABI_VERSION, "another amla.h");
     in = fopen(argv[1], "rb");
     out = fopen(argv[2], "wb");
