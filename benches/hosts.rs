@@ -8,10 +8,13 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use amla::format::{FP8_ROW, MODEL1_ROW, MODEL1_SCALES, encode_fp8, encode_int8, encode_model1};
+use amla::format::{
+    FP8_ROW, MODEL1_ROW, MODEL1_SCALES, Q4_0, Q8_0, encode_e4m3, encode_fp8, encode_int8,
+    encode_model1, encode_q4_0, encode_q8_0,
+};
 use amla::{
-    Backend, BackendId, Data, Elements, IndexList, Indices, Options, Output, Pages, Problem, Shape,
-    Sparse, Tensor, Workspace, decode,
+    Backend, BackendId, Data, Elements, IndexList, Indices, Inputs, Options, Output, Pages,
+    Problem, Shape, Sparse, Tensor, Workspace, decode,
 };
 use half::{bf16, f16};
 
@@ -51,6 +54,7 @@ fn main() {
         paged(&mut bench, &dense, page_size);
     }
     apart(&mut bench, &dense, kv);
+    unrounded(&mut bench, &dense, kv);
     quantised(&mut bench, &dense, q, kv);
     sparse(&mut bench, q, kv);
 }
@@ -111,12 +115,39 @@ fn apart(bench: &mut Bench, dense: &Problem, kv: &[bf16]) {
     bench.paired("ckv and k_rope apart", &problem, dense);
 }
 
+/// Caches of more than BF16 holds. A backend that multiplies BF16 leaves them to the FP32 backend of its
+/// processor, unless they may be rounded.
+fn unrounded(bench: &mut Bench, dense: &Problem, kv: &[bf16]) {
+    let numbers: Vec<f32> = kv[..CONTEXT * 576].iter().map(|x| x.to_f32()).collect();
+    let halves: Vec<f16> = numbers.iter().copied().map(f16::from_f32).collect();
+    let mut q8 = vec![Q8_0::default(); CONTEXT * 18];
+    let mut q4 = vec![Q4_0::default(); CONTEXT * 18];
+    encode_q8_0(&numbers, &mut q8).expect("whole blocks");
+    encode_q4_0(&numbers, &mut q4).expect("whole blocks");
+    for (name, data, row) in [
+        ("FP16", Data::F16(&halves), 576),
+        ("FP32", Data::F32(&numbers), 576),
+        ("Q8_0", Data::Q8_0(&q8), 18),
+        ("Q4_0", Data::Q4_0(&q4), 18),
+    ] {
+        let problem = Problem {
+            kv: Tensor {
+                data,
+                strides: [0, row, 0],
+            },
+            ..*dense
+        };
+        bench.paired(name, &problem, dense);
+        if name == "FP16" {
+            bench.options.inputs = Inputs::Bf16;
+            bench.paired("FP16, rounded to BF16", &problem, dense);
+            bench.options.inputs = Inputs::AsGiven;
+        }
+    }
+}
+
 fn quantised(bench: &mut Bench, dense: &Problem, q: &[bf16], kv: &[bf16]) {
     let rows = || kv.chunks(576).take(CONTEXT);
-    let halves: Vec<f16> = kv[..CONTEXT * 576]
-        .iter()
-        .map(|x| f16::from_f32(x.to_f32()))
-        .collect();
     let with = |data, row| Problem {
         kv: Tensor {
             data,
@@ -124,7 +155,6 @@ fn quantised(bench: &mut Bench, dense: &Problem, q: &[bf16], kv: &[bf16]) {
         },
         ..*dense
     };
-    bench.paired("FP16", &with(Data::F16(&halves), 576), dense);
     let mut bytes = vec![0; CONTEXT * FP8_ROW];
     for (row, bytes) in rows().zip(bytes.chunks_mut(FP8_ROW)) {
         encode_fp8(row, bytes).expect("576 numbers");
@@ -141,6 +171,17 @@ fn quantised(bench: &mut Bench, dense: &Problem, q: &[bf16], kv: &[bf16]) {
         strides: [0, 1, 0],
     };
     bench.paired("INT8", &with(int8, 576), dense);
+    let mut values = vec![0; CONTEXT * 576];
+    let scales: Vec<f32> = rows()
+        .zip(values.chunks_mut(576))
+        .map(|(row, values)| encode_e4m3(row, values).expect("as many"))
+        .collect();
+    let e4m3 = Data::E4m3 {
+        values: &values,
+        scales: &scales,
+        strides: [0, 1, 0],
+    };
+    bench.paired("E4M3", &with(e4m3, 576), dense);
 
     let mut bytes = vec![0; CONTEXT * (MODEL1_ROW + MODEL1_SCALES)];
     let (stored, scales) = bytes.split_at_mut(CONTEXT * MODEL1_ROW);

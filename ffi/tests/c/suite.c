@@ -398,8 +398,8 @@ static void mla(void) {
         free(lse[i]);
     }
     free(memory);
-    free(q);
-    free(kv);
+    drop(q);
+    drop(kv);
 }
 
 /* A row in each format. */
