@@ -610,4 +610,20 @@ fn ggmls_blocks() {
         }
     }
     assert_eq!(hashes, [0x3dd4_ecdd_a961_c9bb, 0x9969_2773_9d87_91ef]);
+
+    // Halves go away from zero in Q8_0, and up in Q4_0.
+    let mut row = [0.0; 32];
+    row[..6].copy_from_slice(&[127.0, 0.5, -0.5, 1.5, -2.5, 2.5]);
+    let mut q8 = [Q8_0::default()];
+    encode_q8_0(&row, &mut q8).unwrap();
+    assert_eq!(q8[0].d, f16::ONE);
+    assert_eq!(q8[0].qs[..7], [127, 1, -1, 2, -3, 3, 0]);
+    row[..6].copy_from_slice(&[-8.0, 0.5, -0.5, 6.5, 7.5, 8.0]);
+    let mut q4 = [Q4_0::default()];
+    encode_q4_0(&row, &mut q4).unwrap();
+    assert_eq!(q4[0].d, f16::ONE);
+    assert_eq!(
+        q4[0].qs[..7].iter().map(|x| x & 15).collect::<Vec<_>>(),
+        [0, 9, 8, 15, 15, 15, 8]
+    );
 }

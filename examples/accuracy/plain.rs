@@ -53,21 +53,18 @@ impl Partial {
     fn add(&mut self, q: &[f32], block: &[&[f32]], scale: f32) {
         let scores: Vec<f32> = block.iter().map(|key| score(q, key) * scale).collect();
         self.rescale(scores.iter().copied().fold(self.max, f32::max));
-        let (mut sum, mut product) = (0.0, [0.0; D_V]);
-        // Of a pair of keys the odd one first.
+        let mut sum = 0.0;
+        // Products add to O itself. Of a pair of keys the odd one is first.
         for (scores, keys) in scores.chunks(2).zip(block.chunks(2)) {
             for (score, value) in scores.iter().zip(keys).rev() {
                 let p = (score - self.max).exp2();
                 sum += p;
-                for (o, v) in product.iter_mut().zip(*value) {
+                for (o, v) in self.o.iter_mut().zip(*value) {
                     *o += p * v;
                 }
             }
         }
         self.sum += sum;
-        for (o, product) in self.o.iter_mut().zip(product) {
-            *o += product;
-        }
     }
 
     fn merge(&mut self, other: &Self) {
