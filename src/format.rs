@@ -10,9 +10,9 @@
 //! | Q8_0 (ggml's) | 32 INT8 after 32 | one FP16 for 32 columns, before them |
 //! | Q4_0 (ggml's) | 32 of 4 bits after 32 | the same |
 //!
-//! Rows of FP8 and INT8 are BF16 rows stored in less: a product of a number with its scale is rounded to nearest even, as FlashMLA
+//! Rows of FP8, INT8 and E4M3 are BF16 rows stored in less: a product of a number with its scale is rounded to nearest even, as FlashMLA
 //! does it. FP16, FP32 and ggml's blocks are taken as they are, in FP32, unless a call has inputs rounded to BF16
-//! ([`Precision`](crate::Precision)).
+//! ([`Inputs`](crate::Inputs)).
 
 mod encode;
 

@@ -6,7 +6,9 @@ mod common;
 #[path = "common/hosts.rs"]
 mod host;
 
-use amla::format::{FP8_ROW, encode_fp8, encode_int8};
+use amla::format::{
+    FP8_ROW, Q4_0, Q8_0, encode_e4m3, encode_fp8, encode_int8, encode_q4_0, encode_q8_0,
+};
 use amla::{
     Backend, BackendId, Data, Elements, IndexList, Indices, Options, Output, Part, Plan, Problem,
     Shape, Sparse, Tensor, decode, merge,
@@ -126,7 +128,20 @@ fn formats() {
         encode_fp8(row, &mut bytes[i * FP8_ROW..][..FP8_ROW]).unwrap();
         scales.push(encode_int8(row, &mut values[i * 576..][..576]).unwrap());
     }
-    let halves: Vec<f16> = kv.iter().map(|x| f16::from_f32(x.to_f32())).collect();
+    let floats: Vec<f32> = kv.iter().map(|x| x.to_f32() / 3.0).collect();
+    let halves: Vec<f16> = floats.iter().copied().map(f16::from_f32).collect();
+    let (mut codes, mut q8, mut q4) = (
+        vec![0; 2 * 576],
+        [Q8_0::default(); 36],
+        [Q4_0::default(); 36],
+    );
+    let factors: Vec<f32> = kv
+        .chunks(576)
+        .zip(codes.chunks_mut(576))
+        .map(|(row, codes)| encode_e4m3(row, codes).unwrap())
+        .collect();
+    encode_q8_0(&floats, &mut q8).unwrap();
+    encode_q4_0(&floats, &mut q4).unwrap();
     for (data, row) in [
         (Data::Fp8(&bytes), FP8_ROW),
         (
@@ -137,7 +152,18 @@ fn formats() {
             },
             576,
         ),
+        (
+            Data::E4m3 {
+                values: &codes,
+                scales: &factors,
+                strides: [2, 1, 1],
+            },
+            576,
+        ),
         (Data::F16(&halves), 576),
+        (Data::F32(&floats), 576),
+        (Data::Q8_0(&q8), 18),
+        (Data::Q4_0(&q4), 18),
     ] {
         let kv = Tensor {
             data,

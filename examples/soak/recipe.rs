@@ -199,7 +199,7 @@ fn format(rng: &mut ChaCha8Rng, dims: (usize, usize), h_kv: usize, apart: bool) 
 
 /// A number with more bits than BF16 has, near this one.
 fn longer((i, x): (usize, &bf16)) -> f32 {
-    f32::from_bits(u32::from(x.to_bits()) << 16 | (i * 40_503 & 0xffff) as u32)
+    f32::from_bits(u32::from(x.to_bits()) << 16 | ((i * 40_503) & 0xffff) as u32)
 }
 
 /// A contiguous tensor's rows of `width` in another format.

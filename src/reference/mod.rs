@@ -23,7 +23,7 @@
 //!
 //! * A row sees the keys of its request that the causal mask, the window, the tail mask or the choice of
 //!   sparse attention doesn't hide. Other keys and their values take no part, whatever they hold.
-//! * Rows of FP8 and INT8 are BF16 rows stored in less ([`crate::format`]); all others are taken as they are.
+//! * Rows of FP8, INT8 and E4M3 are BF16 rows stored in less ([`crate::format`]); all others are taken as they are.
 //! * A sink adds to the sum that O is divided by, not to lse.
 //! * A row that sees no key gets `O = 0` and `lse = +inf`.
 //! * Other non-finite values follow IEEE 754: a score of NaN or +inf makes its row NaN, and a NaN in V

@@ -159,6 +159,11 @@ fn modes_and_outputs() {
     for change in modes {
         assert!(close(&run(World::apart, change)) < 0.02);
     }
+    // BF16 is what inputs would be rounded to.
+    let rounded = run(World::apart, |w| {
+        w.call.precision = AMLA_PRECISION_BF16_INPUTS;
+    });
+    assert_eq!(rounded, exact);
     let base2 = run(World::apart, |w| w.output.lse_base = AMLA_LSE_BASE_2);
     for (two, e) in base2.1.iter().map(float).zip(exact.1.iter().map(float)) {
         assert!((two * std::f32::consts::LN_2 - e).abs() < 1e-5);
