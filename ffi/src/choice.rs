@@ -20,7 +20,10 @@ pub enum Known {
     Zero,
 }
 
-pub const FLAGS: Known = Known::Flags(&[(AMLA_CAUSAL, "AMLA_CAUSAL")]);
+pub const FLAGS: Known = Known::Flags(&[
+    (AMLA_CAUSAL, "AMLA_CAUSAL"),
+    (AMLA_LIST_STRIDES, "AMLA_LIST_STRIDES"),
+]);
 pub const RESCALE: Known = Known::All(&[
     (AMLA_RESCALE_EXACT, "EXACT"),
     (AMLA_RESCALE_COMPENSATED, "COMPENSATED"),

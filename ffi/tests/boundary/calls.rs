@@ -387,7 +387,7 @@ fn lists_are_denied() {
     }
     let sparse = World::sparse as fn() -> Box<World>;
     let unsupported = AMLA_ERROR_UNSUPPORTED_DIMS;
-    denials.expect(sparse, Who::All, unsupported, "d_qk", |w| w.call.d_v = 64);
+    denials.expect(sparse, Who::All, unsupported, "d_qk", |w| w.call.d_v = 60);
     denials.expect(
         sparse,
         Who::All,

@@ -29,17 +29,17 @@ fn choices_are_named() {
         (
             Who::All,
             |w| w.q.dtype = 0,
-            "q.dtype is 0, not BF16, F16, FP8, MODEL1 or INT8",
+            "q.dtype is 0, not BF16, F16, F32, FP8, MODEL1, INT8, Q8_0, Q4_0 or E4M3",
         ),
         (
             Who::All,
-            |w| w.v.dtype = AMLA_DTYPE_F32,
-            "v.dtype is F32, not BF16, F16, FP8, MODEL1 or INT8",
+            |w| w.v.dtype = 10,
+            "v.dtype is 10, not BF16, F16, F32, FP8, MODEL1, INT8, Q8_0, Q4_0 or E4M3",
         ),
         (
             Who::All,
             |w| w.k_rope.dtype = 99,
-            "k_rope.dtype is 99, not BF16, F16, FP8, MODEL1 or INT8",
+            "k_rope.dtype is 99, not BF16, F16, F32, FP8, MODEL1, INT8, Q8_0, Q4_0 or E4M3",
         ),
         (
             Who::Output,
@@ -59,7 +59,7 @@ fn choices_are_named() {
         (
             Who::All,
             |w| w.call.precision = 7,
-            "precision is 7, not BF16 or BF16X2",
+            "precision is 7, not BF16, BF16X2 or BF16_INPUTS",
         ),
         (
             Who::Output,
@@ -74,7 +74,7 @@ fn choices_are_named() {
         (
             Who::All,
             |w| w.call.flags = 0x12,
-            "flags is 0x12, not a sum of AMLA_CAUSAL (0x1)",
+            "flags is 0x12, not a sum of AMLA_CAUSAL (0x1) or AMLA_LIST_STRIDES (0x2)",
         ),
         (
             Who::All,
@@ -112,8 +112,8 @@ fn choices_are_named() {
         let said = said.replace("288", &size_of::<Call>().to_string());
         assert_said(World::apart, who, change, &said);
     }
-    let second = "extra_kv.dtype is F32, not BF16, F16, FP8, MODEL1 or INT8";
-    let change = |w: &mut World| w.extra_kv.dtype = AMLA_DTYPE_F32;
+    let second = "extra_kv.dtype is 77, not BF16, F16, F32, FP8, MODEL1, INT8, Q8_0, Q4_0 or E4M3";
+    let change = |w: &mut World| w.extra_kv.dtype = 77;
     assert_said(World::sparse, Who::All, change, second);
 }
 

@@ -435,7 +435,6 @@ static void mla(void) {
     REFUSED_MLA(NULL_POINTER, m.q = NULL);
     REFUSED_MLA(NULL_POINTER, m.kv = NULL);
     REFUSED_MLA(NULL_POINTER, m.o = NULL);
-    REFUSED_MLA(NULL_POINTER, m.lse = NULL);
     REFUSED_MLA(NULL_POINTER, m.workspace = NULL);
     REFUSED_MLA(MISALIGNED, m.q = (const uint16_t *)((const char *)m.q + 1));
     REFUSED_MLA(MISALIGNED, m.kv = (const uint16_t *)((const char *)m.kv + 1));
