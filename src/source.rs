@@ -330,8 +330,8 @@ impl<'a> Sources<'a> {
         let budget = kernel.prefetch_budget(&Shape {
             panel_rows: group.panel_rows(item % panels),
             group_rows: group.rows.len(),
-            d_qk: problem.shape.d_qk,
-            d_v: problem.shape.d_v,
+            d_qk: padded_d_qk(problem.shape.d_qk),
+            d_v: strips(problem.shape.d_v) * STRIP,
         });
         self.prefetched.clear();
         if budget == Budget::NONE || problem.key_rows().is_none() {

@@ -184,12 +184,7 @@ fn sinks_and_tail_masks() {
     // A tail shorter than the requests, one longer than the second, and one of two words.
     let (q, kv) = (numbers(1536, 1), numbers(2 * 80 * 128, 2));
     let lens = [80, 66];
-    for (dtype, tail) in [
-        (Dtype::U8, 3),
-        (Dtype::BOOL, 80),
-        (Dtype::U8, 70),
-        (Dtype::U8, 0),
-    ] {
+    for (dtype, tail) in [(Dtype::U8, 3), (Dtype::BOOL, 80), (Dtype::U8, 70)] {
         let sees = |row: usize, i: usize| !(row * 5 + i * i).is_multiple_of(3);
         let bytes = (0..4 * tail).map(|i| u8::from(sees(i / tail, i % tail)));
         let mut words = vec![0; 4 * tail.div_ceil(64)];
