@@ -2,6 +2,7 @@
 
 use std::mem::size_of;
 
+use amla::format::{Q4_0, Q8_0};
 use half::bf16;
 
 use crate::types;
@@ -78,6 +79,8 @@ pub fn size_of_element(dtype: u32) -> usize {
     match dtype {
         types::AMLA_DTYPE_BF16 | types::AMLA_DTYPE_F16 => size_of::<bf16>(),
         types::AMLA_DTYPE_F32 => size_of::<f32>(),
+        types::AMLA_DTYPE_Q8_0 => size_of::<Q8_0>(),
+        types::AMLA_DTYPE_Q4_0 => size_of::<Q4_0>(),
         _ => 1,
     }
 }

@@ -39,7 +39,7 @@ pub fn len(draw: &mut Draw, now: usize) -> usize {
 pub fn choice(draw: &mut Draw) -> u32 {
     match draw.once_in(4) {
         true => draw.u32(),
-        false => draw.among(0..=8) as u32,
+        false => draw.among(0..=9) as u32,
     }
 }
 
