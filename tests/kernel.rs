@@ -28,6 +28,7 @@ suites![
     no_keys,
     zero_columns,
     negative_and_zero_scales,
+    subnormal_scales_of_large_scores,
     jump_of_more_than_2_to_30,
     large_scores,
     moving_maxima,
@@ -211,6 +212,25 @@ fn negative_and_zero_scales(backend: Backend) {
     case.check(backend);
     case.scale = 1e-40;
     case.check(backend);
+}
+
+/// Then a score at the reference, which is above all of these, is beyond FP32: differences to it once were, too.
+fn subnormal_scales_of_large_scores(backend: Backend) {
+    for heads in [1, 5, 16, 70] {
+        let mut case = Case::new(1, 1, 40, heads, SMALL);
+        for (row, q) in case.q.chunks_mut(128).enumerate() {
+            let size = if row % 2 == 0 { -1e32 } else { 1e32 };
+            q.iter_mut()
+                .for_each(|x| *x = bf16::from_f32(size * x.to_f32().abs()));
+        }
+        case.kv
+            .iter_mut()
+            .for_each(|x| *x = bf16::from_f32(x.to_f32().abs()));
+        for scale in [1e-42, 1e-39, 1e-37, -1e-42] {
+            case.scale = scale;
+            case.check(backend);
+        }
+    }
 }
 
 /// Makes the score of key `k` `step * f(k)` in log2 units, for every row, with

@@ -46,7 +46,9 @@ impl Bases {
         };
         for (r, &reference) in state.reference[..call.rows].iter().enumerate() {
             if reference.is_finite() {
-                let score = (reference / call.scale).clamp(f32::MIN, f32::MAX);
+                // Within half of the range, so that differences to negative scores don't overflow.
+                const MOST: f32 = f32::MAX / 2.0;
+                let score = (reference / call.scale).clamp(-MOST, MOST);
                 let score = if call.scale == 0.0 { 0.0 } else { score };
                 bases.score[r] = score;
                 bases.offset[r] = distance(score, call.scale, reference);
