@@ -58,6 +58,12 @@ fn nan_sink_of_a_row_without_keys() {
     corpus::regression("decode", "nan_sink_of_a_row_without_keys", decode::run);
 }
 
+/// A score at the reference of a fused group is beyond FP32 then; keys of negative scores weighed nothing.
+#[test]
+fn subnormal_scale_of_large_scores() {
+    corpus::regression("decode", "subnormal_scale_of_large_scores", decode::run);
+}
+
 /// What rounding took from the largest P, times a value near the smallest normal number, is zero to
 /// a dot and a number to the scalar path.
 #[test]
