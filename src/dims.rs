@@ -5,8 +5,8 @@ use crate::error::Error;
 use crate::kernel::{Kernel, Visitor};
 use crate::tile::{MAX_D_QK, MAX_D_V};
 
-/// `(d_qk, d_v)` of models. Every multiple of [`MULTIPLE`] will do, up to the largest of these; what isn't a multiple of 32 (keys) and 64
-/// (values) is copied and padded with zeros.
+/// `(d_qk, d_v)` of models, which kernels read in place. Other multiples of 8 will do, up to the largest of these: rows are copied
+/// and padded with zeros unless d_qk is a multiple of 32 and d_v one of 64.
 pub const SUPPORTED_DIMS: &[(usize, usize)] = &[
     (MAX_D_QK, MAX_D_V),
     (512, 512),

@@ -7,11 +7,14 @@ use crate::format::{Dtype, Row};
 use crate::group::Group;
 use crate::kernel::prefetch::{Budget, Shape};
 use crate::kernel::{
-    FUSED_KEYS, FUSED_MULTIPLE, FusedBlock, Kernel, PackQ, RowList, Rows, Word, panel_memory,
+    FUSED_KEYS, FUSED_MULTIPLE, FusedBlock, Kernel, PackQ, PackRow, RowList, Rows, Word,
+    panel_memory,
 };
 use crate::problem::Problem;
 use crate::schedule::Cycle;
-use crate::tile::{BLOCK_KEYS, MAX_D_QK, PANEL_ROWS, QPanel, RowTile, STRIP, padded_d_qk, strips};
+use crate::tile::{
+    BLOCK_KEYS, MAX_D_QK, PANEL_ROWS, QPanel, RowTile, STRIP, Tile, padded_d_qk, strips,
+};
 
 /// Where rows are.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -55,7 +58,6 @@ impl Layout {
         let offset = problem.v_offset;
         // Others are padded.
         let readable_keys = |dtype| readable(dtype).filter(|_| shape.d_qk == d_qk);
-        let q = readable_keys(problem.queries_in_place());
         let keys = readable_keys(problem.keys_in_place());
         let k = keys.unwrap_or_else(|| converted(problem.has_bf16_keys()));
         let keys = keys.map_or(Location::Converted, |_| Location::Cache);
@@ -74,7 +76,7 @@ impl Layout {
         Self {
             keys,
             values,
-            q: q.unwrap_or_else(|| converted(problem.has_bf16_queries())),
+            q: converted(problem.has_bf16_queries()),
             k,
             v,
         }
@@ -132,7 +134,7 @@ fn concatenate<'b, K: Kernel>(
     }
 }
 
-/// Packs the queries of each panel, by way of `kv` where they can't be used in place.
+/// Packs the queries of each panel: BF16 rows by way of `kv` where they can't be used in place, others row by row.
 pub fn pack_queries<K: Kernel>(
     kernel: K,
     group: &Group<'_>,
@@ -144,13 +146,40 @@ pub fn pack_queries<K: Kernel>(
     let problem = group.problem;
     let d_qk = padded_d_qk(problem.shape.d_qk);
     let in_place = problem.queries_in_place() == Some(layout.q) && problem.shape.d_qk == d_qk;
+    // A negative scale's sign goes into Q, exactly.
+    let negate = problem.softmax_scale < 0.0;
+    let fused = fused.then_some(layout.k);
     for panel in 0..group.panels() {
-        let queries = (0..group.panel_rows(panel)).map(|r| {
+        let count = group.panel_rows(panel);
+        let queries = (0..count).map(|r| {
             let (j, h) = group.position(panel * PANEL_ROWS + r);
             problem.query(group.request, j, h)
         });
+        let to = &mut to[panel_memory(layout.q, panel)];
+        if layout.q != Dtype::Bf16 {
+            // C1 of a panel reads rows beyond the last.
+            if fused.is_none() {
+                to.fill(Tile([[0; _]; _]));
+            }
+            let mut numbers = [0.0; MAX_D_QK];
+            for (row, [first, second]) in queries.enumerate() {
+                let [width, rope] = problem.q_widths();
+                let (head, tail) = numbers.split_at_mut(width);
+                kernel.convert_fp32(&first, head);
+                kernel.convert_fp32(&second, &mut tail[..rope]);
+                let call = PackRow {
+                    numbers: &numbers[..d_qk],
+                    row,
+                    rows: count,
+                    negate,
+                    fused,
+                };
+                kernel.pack_row(&call, to);
+            }
+            continue;
+        }
         let mut rows: [&[Word]; PANEL_ROWS] = [&[]; _];
-        let rows = &mut rows[..group.panel_rows(panel)];
+        let rows = &mut rows[..count];
         if in_place {
             for (row, [query, _]) in rows.iter_mut().zip(queries) {
                 *row = query.words();
@@ -162,14 +191,12 @@ pub fn pack_queries<K: Kernel>(
             }
         }
         let call = PackQ {
-            dtype: layout.q,
             d_qk,
             rows,
-            // A negative scale's sign goes into Q, exactly.
-            negate: problem.softmax_scale < 0.0,
-            fused: fused.then_some(layout.k),
+            negate,
+            fused,
         };
-        kernel.pack_q(&call, &mut to[panel_memory(layout.q, panel)]);
+        kernel.pack_q(&call, to);
     }
 }
 

@@ -162,7 +162,6 @@ impl<'a> Stages<'a> {
                     *row = q;
                 }
                 let call = PackQ {
-                    dtype: Dtype::Bf16,
                     d_qk: D_QK,
                     rows: &rows,
                     negate: false,

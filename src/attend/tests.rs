@@ -11,7 +11,7 @@ use super::*;
 use crate::bits::Increment;
 use crate::format::{Data, Dtype, Row};
 use crate::kernel::prefetch::{Budget, Shape as PrefetchShape};
-use crate::kernel::{BackendId, Epilogue, FusedBlock, FusedEnd, PackQ, Visitor};
+use crate::kernel::{BackendId, Epilogue, FusedBlock, FusedEnd, PackQ, PackRow, Visitor};
 use crate::problem::{Problem, Tensor};
 use crate::shape::Shape;
 use crate::tile::{GROUP_ROWS, L0a, L0b, PANELS, QPanel, STile, Workspace};
@@ -66,6 +66,10 @@ impl<K: Kernel> Kernel for OtherPreload<K> {
 
     fn pack_q(self, call: &PackQ<'_>, panel: &mut [QPanel]) {
         self.0.pack_q(call, panel);
+    }
+
+    fn pack_row(self, call: &PackRow<'_>, panel: &mut [QPanel]) {
+        self.0.pack_row(call, panel);
     }
 
     fn qk(self, call: &Qk<'_>, q: &[QPanel], scratch: &mut L0b, s: &mut STile) {

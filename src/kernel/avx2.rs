@@ -16,7 +16,7 @@ use core::ops::Range;
 use half::bf16;
 
 use super::advance::Advance;
-use super::fp32::element::Element;
+use super::fp32::element::{Element, splits};
 use super::fp32::{self, backend, by_dtype};
 use super::simd::{self, Simd, methods};
 use super::{

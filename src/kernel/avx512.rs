@@ -16,7 +16,7 @@ use core::ops::Range;
 
 use half::bf16;
 
-use super::fp32::element::Element;
+use super::fp32::element::{Element, splits};
 use super::fp32::{self, backend, by_dtype};
 use super::zmm::{self, Zmm};
 use super::{Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, prefetch, simd, softmax};

@@ -73,14 +73,27 @@ pub type Mask = [u64; BLOCK_KEYS];
 
 const _: () = assert!(PANEL_ROWS <= u64::BITS as usize);
 
-/// Query rows of a panel, to be packed.
+/// Query rows of a panel in BF16, to be packed.
 pub struct PackQ<'a> {
-    /// How their numbers are stored.
-    pub dtype: Dtype,
     /// Numbers of each.
     pub d_qk: usize,
     /// At most [`PANEL_ROWS`].
     pub rows: &'a [&'a [Word]],
+    /// Whether signs are flipped.
+    pub negate: bool,
+    /// How keys are stored, if the fused kernel takes the queries.
+    pub fused: Option<Dtype>,
+}
+
+/// A query row of a panel in FP32, to be packed.
+#[allow(dead_code, reason = "for kernels that multiply in FP32")]
+pub struct PackRow<'a> {
+    /// Its numbers.
+    pub numbers: &'a [f32],
+    /// Which row of the panel.
+    pub row: usize,
+    /// Rows of the panel.
+    pub rows: usize,
     /// Whether signs are flipped.
     pub negate: bool,
     /// How keys are stored, if the fused kernel takes the queries.
@@ -99,7 +112,7 @@ pub struct Qk<'a> {
     pub panel: usize,
     /// Rows of the panel.
     pub rows: usize,
-    /// How they were stored before they were packed.
+    /// BF16, or FP32: how they are packed.
     pub queries: Dtype,
     /// Width of keys and queries.
     pub d_qk: usize,

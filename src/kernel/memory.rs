@@ -71,10 +71,13 @@ pub struct RowList<'a> {
 impl<'a> RowList<'a> {
     /// No rows of `width` numbers.
     pub fn new(dtype: Dtype, width: usize) -> Self {
-        static ZEROS: [Word; Dtype::F32.words(MAX_D_QK)] = [Word::ZERO; _];
-        assert!(dtype.words(width) <= ZEROS.len());
+        /// Aligned as numbers of every dtype.
+        #[repr(align(64))]
+        struct Zeros([Word; Dtype::F32.words(MAX_D_QK)]);
+        static ZEROS: Zeros = Zeros([Word::ZERO; _]);
+        assert!(dtype.words(width) <= ZEROS.0.len());
         Self {
-            rows: [ZEROS.as_ptr(); _],
+            rows: [ZEROS.0.as_ptr(); _],
             dtype,
             width,
             len: 0,

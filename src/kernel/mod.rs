@@ -91,8 +91,8 @@ mod zmm;
 
 pub use backend::{Backend, BackendId, Visitor};
 pub use call::{
-    C2, Columns, Epilogue, FUSED_MULTIPLE, FusedBlock, FusedEnd, Mask, PackQ, Pv, Qk, Rows,
-    Skipped, Softmax, Stages, Strips, V1, panel_memory, strip_rows,
+    C2, Columns, Epilogue, FUSED_MULTIPLE, FusedBlock, FusedEnd, Mask, PackQ, PackRow, Pv, Qk,
+    Rows, Skipped, Softmax, Stages, Strips, V1, panel_memory, strip_rows,
 };
 use half::bf16;
 pub use memory::{FUSED_KEYS, RowList, Word, row_tile};
@@ -129,6 +129,9 @@ pub trait Kernel: Copy {
     /// Packs query rows into a panel's memory, and zero rows behind them as far as C1 reads: for [`fused`](Self::fused) or
     /// [`qk`](Self::qk).
     fn pack_q(self, call: &PackQ<'_>, panel: &mut [QPanel]);
+
+    /// Packs a query row in FP32 into a panel's memory, which is zero at first but for the fused kernel, where that is what it multiplies.
+    fn pack_row(self, _call: &PackRow<'_>, _panel: &mut [QPanel]) {}
 
     /// C1: the scores of the block's keys for the panel's rows. Lanes of rows beyond are
     /// unspecified.

@@ -16,7 +16,7 @@ use core::ops::Range;
 use half::bf16;
 
 use super::asimd::Neon;
-use super::fp32::element::Element;
+use super::fp32::element::{Element, splits};
 use super::fp32::{self, backend, by_dtype};
 use super::{Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, prefetch, scalar, simd, softmax};
 use crate::bits::Increment;

@@ -12,7 +12,7 @@ use half::bf16;
 use wide::{f32x8, i32x8};
 
 use super::advance::Advance;
-use super::fp32::element::Element;
+use super::fp32::element::{Element, splits};
 use super::fp32::{self, backend, by_dtype};
 use super::simd::{self, Simd, methods};
 use super::{Columns, Epilogue, Kernel, Pv, Qk, Skipped, Softmax, prefetch, scalar, softmax};

@@ -19,7 +19,10 @@ pub(super) enum Slot {
 }
 
 /// The row of an index that names no key. It is hidden as well.
-static ZEROS: [Word; Dtype::F32.words(MAX_WIDTH)] = [Word::ZERO; _];
+static ZEROS: Zeros = Zeros([Word::ZERO; _]);
+/// Aligned as numbers of every format.
+#[repr(align(64))]
+struct Zeros([Word; Dtype::F32.words(MAX_WIDTH)]);
 /// 16 bits of a row in memory.
 type Word = bf16;
 /// At least the widest row.
@@ -64,7 +67,7 @@ impl<'a> Problem<'a> {
             let (tensor, [outer, token]) = match slot {
                 Some(Slot::Cache(at)) => (&problem.kv, at),
                 Some(Slot::Extra(at)) => (problem.extra(), at),
-                None => return [width, rope].map(|width| Row::Bf16(&ZEROS[..width])),
+                None => return [width, rope].map(|width| Row::Bf16(&ZEROS.0[..width])),
             };
             let at = [outer, token, head];
             let rope = problem
@@ -100,7 +103,7 @@ impl<'a> Problem<'a> {
         let (tensor, [outer, token]) = match slot {
             Some(Slot::Cache(at)) => (values, at),
             Some(Slot::Extra(at)) => (self.extra(), at),
-            None => return Row::Bf16(&ZEROS[..columns.len()]),
+            None => return Row::Bf16(&ZEROS.0[..columns.len()]),
         };
         let row = tensor.row([outer, token, head], columns.end);
         row.columns_from(columns.start)
@@ -251,7 +254,7 @@ impl<'a> Problem<'a> {
                     extra,
                     outer * strides[0] + token * strides[1] + head * strides[2] + first,
                 ),
-                None => (&ZEROS[..], 0),
+                None => (&ZEROS.0[..], 0),
             };
             visit(&data[start..start + width]);
         }

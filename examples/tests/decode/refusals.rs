@@ -232,9 +232,6 @@ fn formats_and_indices() {
         (sparse().metadata("causal", "true"), "indices and causal can't be combined"),
         (sparse().metadata("window", "3"), "indices and window can't be combined"),
         (sparse().zeros("tail_mask", U8, &[2, 2, 4]), "indices and tail_mask can't be combined"),
-        (sparse().zeros("v", BF16, &[2, 5, 128]), "indices and v can't be combined"),
-        (wide(192).zeros("ckv", BF16, &[2, 5, 128]).zeros("k_rope", BF16, &[2, 5, 64]).zeros("indices", I32, &[2, 2, 4]), "indices and k_rope can't be combined"),
-        (sparse().zeros("q", BF16, &[4, 3, 128]).i32s("q_indptr", &[3], &[0, 2, 4]).zeros("indices", I32, &[4, 4]), "indices and q_indptr can't be combined"),
         (sparse().zeros("kv", BF16, &[10, 128]).i32s("kv_indptr", &[3], &[0, 5, 10]).zeros("block_table", I32, &[2, 1]), "block_table [2, 1] and kv_indptr [3] exclude each other"),
         // Sizes that nothing bounds, as there are no elements.
         (sparse().zeros("q", BF16, &[0, HUGE, 3, 128]).zeros("indices", I32, &[0, HUGE, HUGE]), "s_q is 9223372036854775808"),

@@ -65,6 +65,11 @@ pub trait Element<S: Simd> {
     }
 }
 
+/// Whether conversion of a dtype yields numbers of even index apart from others.
+pub const fn splits(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::Bf16)
+}
+
 /// BF16.
 pub struct Bf16;
 /// FP16.

@@ -21,10 +21,10 @@
     reason = "counted loops unroll early, so that accumulators become registers"
 )]
 
-use super::element::{CHUNK, Element};
+use super::element::{Bf16, CHUNK, Element};
 use super::panel::put_prob;
 use crate::format::Dtype;
-use crate::kernel::call::PackQ;
+use crate::kernel::call::{PackQ, PackRow};
 use crate::kernel::memory::Word;
 use crate::kernel::prefetch::LINE;
 use crate::kernel::simd::{Simd, lanes, lanes_mut, rescale_rows};
@@ -73,32 +73,69 @@ pub trait Tiles: Simd + 'static {
 /// Q as C1 reads it, in FP32: a vector of each row, then the next of each. Of two vectors the first has the numbers of even index
 /// where `split`, as keys have them.
 #[inline(always)]
-pub fn pack_q<S: Simd, E: Element<S>>(
-    simd: S,
-    call: &PackQ<'_>,
-    split: bool,
-    panel: &mut [QPanel],
-) {
-    let PackQ { d_qk, rows, .. } = *call;
-    let sign = simd.splat_i32(if call.negate { i32::MIN } else { 0 });
-    let numbers: &mut [f32] = bytemuck::cast_slice_mut(panel);
-    let out = lanes_mut::<S>(&mut numbers[..rows.len() * d_qk]);
-    for (r, row) in rows.iter().enumerate() {
-        let row = row[..E::DTYPE.words(d_qk)].as_ptr();
-        for at in (0..d_qk).step_by(2 * S::LANES) {
+pub fn pack_q<S: Simd>(simd: S, call: &PackQ<'_>, split: bool, panel: &mut [QPanel]) {
+    let mut to = PackedRow::of(simd, call.negate, call.rows.len(), call.d_qk, panel);
+    for (r, row) in call.rows.iter().enumerate() {
+        let row = row[..call.d_qk].as_ptr();
+        for at in (0..call.d_qk).step_by(2 * S::LANES) {
             // SAFETY: the row has these numbers, by the slicing above.
             let vectors = unsafe {
                 if split {
-                    E::split(simd, row, at)
+                    Bf16::split(simd, row, at)
                 } else {
-                    E::in_order(simd, row, at)
+                    Bf16::in_order(simd, row, at)
                 }
             };
-            for i in 0..2 {
-                // Added to the sign, it flips.
-                let flipped = simd.from_bits(simd.add_i32(simd.to_bits(vectors[i]), sign));
-                simd.store(flipped, &mut out[(at / S::LANES + i) * rows.len() + r]);
-            }
+            to.put(r, at, vectors);
+        }
+    }
+}
+
+/// The same of a row in FP32.
+#[inline(always)]
+pub fn pack_row<S: Simd>(simd: S, call: &PackRow<'_>, split: bool, panel: &mut [QPanel]) {
+    let mut to = PackedRow::of(simd, call.negate, call.rows, call.numbers.len(), panel);
+    for (i, [a, b]) in lanes::<S>(call.numbers).as_chunks().0.iter().enumerate() {
+        let [a, b] = [simd.load(a), simd.load(b)];
+        let vectors = if split {
+            simd.deinterleave(a, b)
+        } else {
+            [a, b]
+        };
+        to.put(call.row, i * 2 * S::LANES, vectors);
+    }
+}
+
+/// Packed rows, to be written.
+struct PackedRow<'a, S: Simd> {
+    simd: S,
+    /// Added to a number's bits, it flips the sign.
+    sign: S::I32,
+    rows: usize,
+    to: &'a mut [S::Lanes],
+}
+
+impl<'a, S: Simd> PackedRow<'a, S> {
+    #[inline(always)]
+    fn of(simd: S, negate: bool, rows: usize, d_qk: usize, panel: &'a mut [QPanel]) -> Self {
+        let numbers: &mut [f32] = bytemuck::cast_slice_mut(panel);
+        Self {
+            simd,
+            sign: simd.splat_i32(if negate { i32::MIN } else { 0 }),
+            rows,
+            to: lanes_mut::<S>(&mut numbers[..rows * d_qk]),
+        }
+    }
+
+    /// Two vectors of a row, from number `at` on.
+    #[inline(always)]
+    fn put(&mut self, row: usize, at: usize, vectors: [S::F32; 2]) {
+        let Self {
+            simd, sign, rows, ..
+        } = *self;
+        for i in 0..2 {
+            let flipped = simd.from_bits(simd.add_i32(simd.to_bits(vectors[i]), sign));
+            simd.store(flipped, &mut self.to[(at / S::LANES + i) * rows + row]);
         }
     }
 }

@@ -8,10 +8,8 @@ pub mod fused;
 pub mod panel;
 
 use self::element::{CHUNK, Element};
-use super::call::PackQ;
 use super::simd::{Simd, lanes_mut};
-use crate::format::{Dtype, Row, convert};
-use crate::tile::QPanel;
+use crate::format::{Row, convert};
 
 /// An expression of the element of a dtype.
 macro_rules! by_dtype {
@@ -61,24 +59,6 @@ pub fn convert_row<S: Simd>(simd: S, row: &Row<'_>, out: &mut [f32]) {
     }
 }
 
-/// Packs queries: BF16 ones of a panel by `pack_bf16`, which has pairs of features.
-#[inline(always)]
-pub fn pack_q<S: Simd>(
-    simd: S,
-    call: &PackQ<'_>,
-    panel: &mut [QPanel],
-    pack_bf16: impl FnOnce(&PackQ<'_>, &mut [QPanel]),
-) {
-    match (call.fused, call.dtype) {
-        (None, Dtype::Bf16) => pack_bf16(call, panel),
-        (None, dtype) => by_dtype!(dtype, E => panel::pack_q::<S, E>(simd, call, panel)),
-        (Some(keys), dtype) => {
-            let split = by_dtype!(keys, E => <E as Element<S>>::SPLIT);
-            by_dtype!(dtype, E => fused::pack_q::<S, E>(simd, call, split, panel));
-        }
-    }
-}
-
 /// Makes a capability token that has vectors ([`Simd`]) a backend: each kernel inlined
 /// into a function that has the features, if there are any.
 ///
@@ -124,9 +104,17 @@ macro_rules! backend {
                 }
 
                 fn pack_q(simd, call: &$crate::kernel::PackQ<'_>, panel: &mut [QPanel]) {
-                    fp32::pack_q(simd, call, panel, |call, panel| {
-                        $pack::pack_q(simd, call, &mut panel[0]);
-                    });
+                    match call.fused {
+                        Some(keys) => fp32::fused::pack_q(simd, call, splits(keys), panel),
+                        None => $pack::pack_q(simd, call, &mut panel[0]),
+                    }
+                }
+
+                fn pack_row(simd, call: &$crate::kernel::PackRow<'_>, panel: &mut [QPanel]) {
+                    match call.fused {
+                        Some(keys) => fp32::fused::pack_row(simd, call, splits(keys), panel),
+                        None => fp32::panel::pack_row(call, panel),
+                    }
                 }
 
                 fn softmax(simd, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {

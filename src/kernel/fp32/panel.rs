@@ -19,13 +19,13 @@ use half::bf16;
 
 use super::element::{CHUNK, Element};
 use crate::format::Dtype;
-use crate::kernel::call::PackQ;
+use crate::kernel::call::PackRow;
 use crate::kernel::memory::Word;
 use crate::kernel::prefetch::{Hint, LINE, Spread};
 use crate::kernel::simd::{Simd, even, lanes, lanes_mut, odd, pairs, rescale_rows};
 use crate::kernel::{Columns, Pv, Qk, Skipped, scalar};
 use crate::tile::{
-    BLOCK_PAIRS, Fp32Tile, L0a, L0b, MAX_D_QK, ORow, PANEL_ROWS, QPanel, STRIP, STile, ascend,
+    BLOCK_PAIRS, Fp32Tile, L0a, L0b, ORow, PANEL_ROWS, QPanel, STRIP, STile, ascend,
 };
 
 /// Pairs of one step of C1.
@@ -295,30 +295,15 @@ pub unsafe fn convert_keys<S: Simd, E: Element<S>>(
     }
 }
 
-/// Q in FP32, as C1 has it across the lanes: of each pair of features the odd one's row first.
+/// A row of Q in FP32, as C1 has it across the lanes: of each pair of features the odd one's row first.
 #[inline(always)]
-pub fn pack_q<S: Simd, E: Element<S>>(simd: S, call: &PackQ<'_>, panel: &mut [QPanel]) {
-    let mut numbers = [0.0; MAX_D_QK];
+pub fn pack_row(call: &PackRow<'_>, panel: &mut [QPanel]) {
     let panel: &mut [[[f32; PANEL_ROWS]; 2]] = bytemuck::cast_slice_mut(panel);
-    let panel = &mut panel[..call.d_qk / 2];
-    for (r, row) in call.rows.iter().enumerate() {
-        let row = row[..E::DTYPE.words(call.d_qk)].as_ptr();
-        let vectors = lanes_mut::<S>(&mut numbers).as_chunks_mut::<2>().0;
-        for (at, to) in (0..call.d_qk).step_by(2 * S::LANES).zip(vectors) {
-            // SAFETY: the row has these numbers, by the slicing above.
-            let [a, b] = unsafe { E::in_order(simd, row, at) };
-            simd.store(a, &mut to[0]);
-            simd.store(b, &mut to[1]);
+    let sign = if call.negate { -1.0 } else { 1.0 };
+    for (pair, to) in call.numbers.as_chunks::<2>().0.iter().zip(panel) {
+        for h in 0..2 {
+            to[h][call.row] = sign * pair[1 - h];
         }
-        for (pair, to) in numbers.as_chunks::<2>().0.iter().zip(&mut *panel) {
-            for h in 0..2 {
-                let x = pair[1 - h];
-                to[h][r] = if call.negate { -x } else { x };
-            }
-        }
-    }
-    for row in panel.as_flattened_mut() {
-        row[call.rows.len()..].fill(0.0);
     }
 }
 

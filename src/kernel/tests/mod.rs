@@ -258,7 +258,6 @@ fn workspace() -> Box<Workspace> {
 /// Queries to be packed.
 fn pack<'a>(d_qk: usize, rows: &'a [&'a [bf16]], fused: bool) -> PackQ<'a> {
     PackQ {
-        dtype: Dtype::Bf16,
         d_qk,
         rows,
         negate: false,
