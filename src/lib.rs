@@ -8,7 +8,7 @@
 //! `docs/algorithm.md` for what maps to which equation.
 //!
 //! **Small tiles.** A [`Workspace`] takes 1.9 MiB. Built with `RUSTFLAGS='--cfg amla_tiles="small"'`, a
-//! choice of the final program, it takes 135 KiB. One thread's decode at full width then fits the 256
+//! choice of the final program, it takes 152 KiB. One thread's decode at full width then fits the 256
 //! KiB of a microcontroller (`examples/bare-metal`). Blocks of keys are shorter, so results differ in
 //! their last bits. Widths and bounds on errors are the same (`docs/adr/0017`).
 //!

@@ -20,7 +20,7 @@
 //! BF16 rows in place, so the buffers are used only for keys or values that are converted or
 //! concatenated first.
 //!
-//! **Small tiles.** Built with `--cfg amla_tiles="small"`, all this takes 135 KiB instead: one
+//! **Small tiles.** Built with `--cfg amla_tiles="small"`, all this takes 152 KiB instead: one
 //! panel of 16 rows, blocks of 24 keys (`docs/adr/0017`).
 //!
 //! **Pairs.** The BF16 dot instructions multiply two neighbouring elements per
@@ -226,7 +226,7 @@ pub const fn padded_d_qk(d_qk: usize) -> usize {
 /// Most FP32 numbers of one task's partial result: O, and exponent, sum and largest score of each row.
 pub const MAX_PARTIAL: usize = GROUP_ROWS * (MAX_D_V + 3);
 
-/// The memory that one thread works in: about 1.9 MiB (135 KiB with small tiles), 64-byte
+/// The memory that one thread works in: about 1.9 MiB (152 KiB with small tiles), 64-byte
 /// aligned.
 ///
 /// It holds nothing between calls. Make one with [`Workspace::new`] (for a
