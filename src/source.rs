@@ -12,9 +12,7 @@ use crate::kernel::{
 };
 use crate::problem::Problem;
 use crate::schedule::Cycle;
-use crate::tile::{
-    BLOCK_KEYS, MAX_D_QK, PANEL_ROWS, QPanel, RowTile, STRIP, Tile, padded_d_qk, strips,
-};
+use crate::tile::{BLOCK_KEYS, MAX_D_QK, PANEL_ROWS, QPanel, RowTile, STRIP, padded_d_qk, strips};
 
 /// Where rows are.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -159,7 +157,10 @@ pub fn pack_queries<K: Kernel>(
         if layout.q != Dtype::Bf16 {
             // C1 of a panel reads rows beyond the last.
             if fused.is_none() {
-                to.fill(Tile([[0; _]; _]));
+                // By rows: a panel as a value would be 72 KiB of stack.
+                for panel in &mut *to {
+                    panel.0.fill([0; _]);
+                }
             }
             let mut numbers = [0.0; MAX_D_QK];
             for (row, [first, second]) in queries.enumerate() {

@@ -196,13 +196,12 @@ impl Problem<'_> {
             return Ok(());
         }
         let [width, _] = self.k_widths();
-        let extra = self.sparse.as_ref().and_then(|sparse| sparse.extra);
-        let extra = extra.map(|extra| extra.kv.data);
-        let columns = [Some(self.kv.data), extra].into_iter().flatten();
-        let last = if columns
-            .into_iter()
-            .all(|data| data.has_column(self.v_offset))
-        {
+        let extra = match &self.sparse {
+            Some(sparse) => sparse.extra.as_ref(),
+            None => None,
+        };
+        let at_column = |rows: &Tensor<'_>| rows.data.has_column(self.v_offset);
+        let last = if at_column(&self.kv) && extra.is_none_or(|extra| at_column(&extra.kv)) {
             width - self.shape.d_v
         } else {
             0
