@@ -339,7 +339,7 @@ impl<'a> Problem<'a> {
                 let start = self
                     .kv_indptr
                     .map_or([request, 0], |indptr| [0, segment(indptr, request).start]);
-                (index < self.cached(request)).then_some(Slot::Cache([start[0], start[1] + index]))
+                (index < self.cached(request)).then(|| Slot::Cache([start[0], start[1] + index]))
             }
         }
     }
