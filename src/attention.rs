@@ -305,6 +305,9 @@ impl<'a> Attention<'a> {
         let (b, s_q) = problem
             .q_indptr
             .map_or((q_b, tokens), |indptr| (requests(indptr), longest(indptr)));
+        if problem.q_indptr.is_some() {
+            same(Argument::Q, 0, q_b, 1)?;
+        }
         let rope = self.ropes[0].map_or(0, |dims| dims[3]);
         let mut s_k = keys;
         if let Some(block_table) = self.block_table {
@@ -319,6 +322,7 @@ impl<'a> Attention<'a> {
                 pages: kv_b,
             });
         } else if let Some(indptr) = problem.kv_indptr {
+            same(Argument::Kv, 0, kv_b, 1)?;
             s_k = longest(indptr);
         } else {
             same(Argument::Kv, 0, kv_b, b)?;

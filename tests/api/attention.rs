@@ -287,6 +287,10 @@ fn tells_which_view_does_not_fit() {
     let one = |dims| Attention::mla(q, kv(dims), 1.0);
     refused(one([1, KEYS, 1, 576]), Argument::Kv, 0, 1, B);
     refused(one([B, KEYS, 1, 512]), Argument::Kv, 3, 512, 576);
+    let ragged = one([B, KEYS, 1, 576]);
+    let indptr = &[0, 1, 2];
+    refused(ragged.ragged_keys(indptr), Argument::Kv, 0, B, 1);
+    refused(ragged.ragged_queries(indptr), Argument::Q, 0, B, 1);
     let v = |dims| Attention::new(q, kv([B, KEYS, 1, 576]), kv(dims), 1.0);
     refused(v([B, KEYS - 1, 1, 512]), Argument::V, 1, KEYS - 1, KEYS);
     refused(v([B, KEYS, 2, 256]), Argument::V, 2, 2, 1);
