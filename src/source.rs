@@ -201,7 +201,7 @@ pub fn pack_queries<K: Kernel>(
     }
 }
 
-/// Converts a block's keys. Not inlined, as it is the same for all widths.
+/// Converts a block's keys. Not inlined: calls that read rows in place need nothing of its frame.
 #[inline(never)]
 pub fn convert_keys<K: Kernel>(
     kernel: K,
@@ -218,7 +218,7 @@ pub fn convert_keys<K: Kernel>(
     concatenate(kernel, dtype, group.problem.k_widths(), width, rows, to);
 }
 
-/// Converts a block's values. Not inlined, as it is the same for all widths.
+/// Converts a block's values. Not inlined, as [`convert_keys`].
 #[inline(never)]
 pub fn convert_values<K: Kernel>(
     kernel: K,

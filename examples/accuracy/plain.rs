@@ -1,4 +1,4 @@
-//! Attention in plain FP32, in the kernel's order: what multiplying the given inputs in FP32 reaches. Products and
+//! Attention in plain FP32, in the kernel's order: what multiplying the given inputs in FP32 yields. Products and
 //! additions are rounded apart, P isn't rounded to BF16, and no reference exponent is an integer.
 
 use amla::BLOCK_KEYS;

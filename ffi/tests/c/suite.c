@@ -4,7 +4,7 @@
  * the Rust side (suite.rs) to compare.
  *
  * Every buffer has memory of exactly its own size, so that the sanitizers and Valgrind see
- * whatever reaches beyond. Where neither runs, "guarded" puts a page that can't be read behind each
+ * whatever goes beyond. Where neither runs, "guarded" puts a page that can't be read behind each
  * input, for loads of every instruction set.
  *
  *   suite CASES RESULTS [guarded]
