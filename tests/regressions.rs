@@ -64,6 +64,16 @@ fn subnormal_scale_of_large_scores() {
     corpus::regression("decode", "subnormal_scale_of_large_scores", decode::run);
 }
 
+/// The bound: P of scores so large may be 0, and 0 times an infinite value is NaN.
+#[test]
+fn infinite_value_of_scores_without_fraction() {
+    corpus::regression(
+        "decode",
+        "infinite_value_of_scores_without_fraction",
+        decode::run,
+    );
+}
+
 /// What rounding took from the largest P, times a value near the smallest normal number, is zero to
 /// a dot and a number to the scalar path.
 #[test]

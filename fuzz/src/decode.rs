@@ -571,7 +571,9 @@ fn with_sparse(draw: &mut Draw, mut call: Call, use_it: impl FnOnce(&Problem, &C
     let [q_format, format, other_format] =
         [Format::Bf16, format, other_format].map(|format| instead(draw, format));
     inputs(draw, &mut call.options);
-    cut.v_offset = first_of_block(cut.v_offset, format);
+    for format in [format, other_format] {
+        cut.v_offset = first_of_block(cut.v_offset, format);
+    }
     let q_dims = cut.q_dims([b, s_q, h_q]);
     let (q, q_rope) = split(q, [b, s_q, h_q], q_dims, [d_qk, d_v], cut.q);
     let (kv, k_rope) = split(kv, dims, dims, [d_qk, d_v], cut.kv);

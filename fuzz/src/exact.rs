@@ -541,6 +541,8 @@ impl<'a> Bound<'a> {
             .columns()
             .into_iter()
             .map(|column| match (column.special(), known) {
+                // An infinity times P, of which nothing is known: it may be 0.
+                (Some(Want::Infinite(_)), false) => Want::NotFinite,
                 (Some(want), _) => want,
                 (None, false) => Want::Anything,
                 (None, true) => self.near(&column, rounded),

@@ -27,9 +27,10 @@ pub fn mla(draw: &mut Draw) {
     let given = [numbers(rows), numbers(b * s_k)];
     let mut outputs = [4 * rows * AMLA_MLA_D_V, 4 * rows].map(Guarded::new);
     let mut workspace = Guarded::new(size_of::<Workspace>());
-    let mut read = given.each_ref().map(|given| given.memory.as_ptr());
-    let mut written: [*mut u8; 2] = outputs.each_mut().map(Guarded::pointer);
-    let mut memory: *mut u8 = workspace.pointer();
+    let inputs = given.each_ref().map(|given| given.memory.as_ptr());
+    let results: [*mut u8; 2] = outputs.each_mut().map(Guarded::pointer);
+    let scratch: *mut u8 = workspace.pointer();
+    let (mut read, mut written, mut memory) = (inputs, results, scratch);
     let mut memory_size = size_of::<Workspace>();
     let mut scale = 0.05;
     let wrong = draw.one_of(&[0, 1, 1, 2, 3]);
@@ -39,10 +40,10 @@ pub fn mla(draw: &mut Draw) {
             0 => read[which] = ptr::null(),
             1 => written[which] = ptr::null_mut(),
             2 => memory = ptr::null_mut(),
-            // An odd address, which is refused before its last byte matters.
-            3 => read[which] = read[which].wrapping_add(1),
-            4 => written[which] = written[which].wrapping_add(1),
-            5 => memory = memory.wrapping_add(draw.one_of(&[1, 8, 32])),
+            // A misaligned address, which is refused before its last byte matters: never moved twice.
+            3 => read[which] = inputs[which].wrapping_add(1),
+            4 => written[which] = results[which].wrapping_add(1),
+            5 => memory = scratch.wrapping_add(draw.one_of(&[1, 8, 32])),
             6 => memory_size = draw.among(0..=memory_size),
             7 => scale = draw.f32(),
             8 => sizes[draw.among(0..=3)] = draw.one_of(&VAST),
