@@ -77,9 +77,8 @@ pub fn verdicts(experiment: &Experiment, columns: &[Column]) -> String {
     for tolerance in [0.03, 0.10] {
         let bar = base(columns, tolerance);
         text.extend(bar.verdict());
-        if experiment.samples > 1 {
-            text.extend(luck(columns, &bar));
-        }
+        let of_base = |column: &Column| column.score(&BASE, Format::Bf16).standard_error();
+        text.extend(luck(experiment, columns, &bar, of_base));
     }
     for engine in [Engine::Reference, Engine::Kernel] {
         let exact = Run::new(Method::Exact, engine, Bf16);
@@ -116,9 +115,15 @@ pub fn verdicts(experiment: &Experiment, columns: &[Column]) -> String {
         text.extend(bar.verdict());
     }
     for dtype in Dtype::ALL {
-        for bar in unrounded(experiment, columns, dtype) {
-            text.extend(bar.verdict());
-        }
+        let [unit, other] = unrounded(experiment, columns, dtype);
+        text.extend(unit.verdict());
+        text.extend(other.verdict());
+        // Both errors are drawn.
+        let of_ratio = |column: &Column| {
+            let of = |engine| column.unrounded(dtype, engine).standard_error();
+            f64::hypot(of(Engine::Kernel), of(Engine::Reference))
+        };
+        text.extend(luck(experiment, columns, &other, of_ratio));
     }
     text
 }
@@ -188,17 +193,21 @@ fn base(columns: &[Column], tolerance: f64) -> Bar {
     }
 }
 
-/// How much of the figures of `bar`, one that [`base`] made, the draw of the
-/// inputs may be to blame for.
-fn luck(columns: &[Column], bar: &Bar) -> Option<String> {
-    let deviations = columns
+/// How much of the figures of `bar` the draw of the inputs may be to blame for: the largest `share` of its columns.
+fn luck(
+    experiment: &Experiment,
+    columns: &[Column],
+    bar: &Bar,
+    share: impl Fn(&Column) -> f64,
+) -> Option<String> {
+    if experiment.samples == 1 {
+        return None;
+    }
+    let shares = columns
         .iter()
         .filter(|column| bar.figures.iter().any(|f| f.1 == column.distribution.name))
-        .map(|column| {
-            let ours = column.score(&BASE, Format::Bf16);
-            (ours.deviation / ours.error, column.distribution.name)
-        });
-    let (most, name) = deviations.max_by(|a, b| a.0.total_cmp(&b.0))?;
+        .map(|column| (share(column), column.distribution.name));
+    let (most, name) = shares.max_by(|a, b| a.0.total_cmp(&b.0))?;
     Some(format!(
         "          (standard error, by the draw of the inputs: {} at {name})\n",
         percent(most)

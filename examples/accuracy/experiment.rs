@@ -155,6 +155,11 @@ impl Score {
         }
     }
 
+    /// The standard error as a part of the error.
+    pub fn standard_error(&self) -> f64 {
+        self.deviation / self.error
+    }
+
     fn mean(scores: impl ExactSizeIterator<Item = Self> + Clone) -> Self {
         let count = scores.len() as f64;
         let error = scores.clone().map(|score| score.error).sum::<f64>() / count;
