@@ -9,7 +9,7 @@ mod common;
 
 use std::time::Duration;
 
-use amla::{Elements, Options, Output, Problem, Shape, Workspace, decode};
+use amla::{Elements, Options, Output, Problem, ProblemShape, Workspace, decode};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 
 const D_QK: usize = 576;
@@ -41,7 +41,7 @@ fn shapes(criterion: &mut Criterion) {
         let mut group = criterion.benchmark_group(format!("decode/{}", backend.id().name()));
         for (h_q, s_q) in SHAPES {
             for s_k in CONTEXTS {
-                let shape = Shape {
+                let shape = ProblemShape {
                     b: 1,
                     s_q,
                     s_k,

@@ -14,7 +14,7 @@ use amla::format::{
 };
 use amla::{
     Backend, BackendId, Data, Elements, IndexList, Indices, Inputs, Options, Output, Pages,
-    Problem, Shape, Sparse, Tensor, Workspace, decode,
+    Problem, ProblemShape, Sparse, TensorRef, Workspace, decode,
 };
 use half::{bf16, f16};
 
@@ -60,7 +60,7 @@ fn main() {
 }
 
 fn problem<'a>(d_qk: usize, s_k: usize, q: &'a [bf16], kv: &'a [bf16]) -> Problem<'a> {
-    let shape = Shape {
+    let shape = ProblemShape {
         b: 1,
         s_q: 1,
         s_k,
@@ -83,7 +83,7 @@ fn paged(bench: &mut Bench, dense: &Problem, page_size: usize) {
     let pages = CONTEXT / page_size;
     let block_table = scattered(pages);
     let problem = Problem {
-        kv: Tensor {
+        kv: TensorRef {
             strides: [page_size * 576, 576, 0],
             ..dense.kv
         },
@@ -103,7 +103,7 @@ fn apart(bench: &mut Bench, dense: &Problem, kv: &[bf16]) {
     let rows = || kv.chunks(576).take(CONTEXT);
     let ckv: Vec<bf16> = rows().flat_map(|row| &row[..512]).copied().collect();
     let rope: Vec<bf16> = rows().flat_map(|row| &row[512..]).copied().collect();
-    let tensor = |data, width| Tensor {
+    let tensor = |data, width| TensorRef {
         data: Data::Bf16(data),
         strides: [0, width, 0],
     };
@@ -131,7 +131,7 @@ fn unrounded(bench: &mut Bench, dense: &Problem, kv: &[bf16]) {
         ("Q4_0", Data::Q4_0(&q4), 18),
     ] {
         let problem = Problem {
-            kv: Tensor {
+            kv: TensorRef {
                 data,
                 strides: [0, row, 0],
             },
@@ -149,7 +149,7 @@ fn unrounded(bench: &mut Bench, dense: &Problem, kv: &[bf16]) {
 fn quantised(bench: &mut Bench, dense: &Problem, q: &[bf16], kv: &[bf16]) {
     let rows = || kv.chunks(576).take(CONTEXT);
     let with = |data, row| Problem {
-        kv: Tensor {
+        kv: TensorRef {
             data,
             strides: [0, row, 0],
         },
@@ -193,7 +193,7 @@ fn quantised(bench: &mut Bench, dense: &Problem, q: &[bf16], kv: &[bf16]) {
     }
     let narrow = problem(512, CONTEXT, q, kv);
     let model1 = Problem {
-        kv: Tensor {
+        kv: TensorRef {
             data: Data::Model1 {
                 bytes: &bytes,
                 scales: CONTEXT * MODEL1_ROW,

@@ -19,8 +19,8 @@ use std::hint::black_box;
 use amla::bits::{self, Increment};
 use amla::stages::{self, Before, Reference, Stages};
 use amla::{
-    Backend, BackendId, Elements, Options, Output, Precision, Problem, Rescale, Shape, Workspace,
-    decode,
+    Backend, BackendId, Elements, Options, Output, Precision, Problem, ProblemShape, Rescale,
+    Workspace, decode,
 };
 use iai_callgrind::{library_benchmark, library_benchmark_group, main};
 
@@ -134,7 +134,7 @@ type Decode = (
 
 /// 16 heads, one position, two blocks of keys.
 fn small(id: BackendId) -> Decode {
-    let shape = Shape {
+    let shape = ProblemShape {
         b: 1,
         s_q: 1,
         s_k: 384,

@@ -8,9 +8,9 @@ use crate::format::{Data, Q4_0, Q8_0};
 use crate::kernel::Backend;
 use crate::plan::decode;
 use crate::problem::{
-    Elements, Inputs, Output, Pages, Precision, Problem, Rescale, Sparse, TailMask, Tensor,
+    Elements, Inputs, Output, Pages, Precision, Problem, Rescale, Sparse, TailMask, TensorRef,
 };
-use crate::shape::Shape;
+use crate::shape::ProblemShape;
 use crate::tile::Workspace;
 
 /// Numbers, or blocks of them, that a tensor may have.
@@ -49,7 +49,7 @@ formats!(OutputNumber, elements: bf16 => Elements::Bf16, f16 => Elements::F16, f
 /// A tensor to be read, as frameworks have them: four dimensions, the last contiguous.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
-    tensor: Tensor<'a>,
+    tensor: TensorRef<'a>,
     dims: [usize; 4],
 }
 
@@ -68,7 +68,7 @@ impl<'a> TensorView<'a> {
         let head = data.row_len(d).unwrap_or(d);
         let token = head.saturating_mul(h);
         Self {
-            tensor: Tensor {
+            tensor: TensorRef {
                 data,
                 strides: [token.saturating_mul(s), token, head],
             },
@@ -124,7 +124,7 @@ impl<'a> Attention<'a> {
     #[must_use]
     pub fn mla(q: TensorView<'a>, kv: TensorView<'a>, softmax_scale: f32) -> Self {
         const ROPE: usize = 64;
-        let none = Shape {
+        let none = ProblemShape {
             b: 0,
             s_q: 0,
             s_k: 0,
@@ -340,7 +340,7 @@ impl<'a> Attention<'a> {
         }
         let k_rope = self.ropes[1].map_or(0, |dims| dims[3]);
         same(Argument::KRope, 3, k_rope, rope)?;
-        problem.shape = Shape {
+        problem.shape = ProblemShape {
             b,
             s_q,
             s_k: s_k.min(i32::MAX as usize),
@@ -406,7 +406,7 @@ pub fn output<'o, T: OutputNumber>(
     lse: Option<&'o mut [f32]>,
 ) -> Output<'o> {
     let [b, s_q] = problem.q_dims();
-    let shape = Shape {
+    let shape = ProblemShape {
         b,
         s_q,
         ..problem.shape

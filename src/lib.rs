@@ -21,10 +21,10 @@
 //! the batch, on threads and tasks, or on where tensors are in memory.
 //!
 //! ```
-//! use amla::{Elements, Options, Output, Problem, Shape, Workspace, decode};
+//! use amla::{Elements, Options, Output, Problem, ProblemShape, Workspace, decode};
 //! use half::bf16;
 //!
-//! let shape = Shape { b: 1, s_q: 1, s_k: 100, h_q: 16, h_kv: 1, d_qk: 576, d_v: 512 };
+//! let shape = ProblemShape { b: 1, s_q: 1, s_k: 100, h_q: 16, h_kv: 1, d_qk: 576, d_v: 512 };
 //! let q = vec![bf16::from_f32(0.5); 16 * 576];
 //! let kv = vec![bf16::from_f32(0.25); 100 * 576];
 //! let problem = Problem::dense(shape, &q, &kv, 1.0 / 24.0);
@@ -79,7 +79,7 @@ pub use plan::{Plan, combine, decode, run_task, run_tasks};
 pub use pool::decode_on_rayon;
 pub use problem::{
     Elements, EmptyLse, Extra, IndexList, Indices, Inputs, Lse, LseBase, Output, Pages, Precision,
-    Problem, Rescale, Sparse, TailMask, Tensor,
+    Problem, Rescale, Sparse, TailMask, TensorRef,
 };
-pub use shape::Shape;
+pub use shape::ProblemShape;
 pub use tile::{BLOCK_KEYS, Workspace};

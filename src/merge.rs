@@ -4,7 +4,7 @@
 use crate::bits::one_nan;
 use crate::error::{Argument, Error, right_length};
 use crate::problem::{Elements, Lse, LseBase, Output};
-use crate::shape::Shape;
+use crate::shape::ProblemShape;
 
 /// O and lse of some queries over some keys, as [`decode`](crate::decode) writes them without a sink.
 /// Their strides are those of the output that they are merged into.
@@ -32,7 +32,7 @@ pub struct Part<'a> {
 /// What is wrong with `total`, [`Error::TooShort`] if it has no lse, [`Error::Format`] unless its O is FP32,
 /// or [`Error::WrongLength`] for the first part whose lengths aren't those of `total`. Nothing has been
 /// written then.
-pub fn merge(shape: &Shape, total: Output<'_>, parts: &[Part<'_>]) -> Result<(), Error> {
+pub fn merge(shape: &ProblemShape, total: Output<'_>, parts: &[Part<'_>]) -> Result<(), Error> {
     total.check([shape.b, shape.s_q], shape)?;
     let Output {
         o: Elements::F32(o),

@@ -15,7 +15,7 @@ use crate::group::{Group, Partial};
 use crate::kernel::Backend;
 use crate::problem::{Output, Problem, in_range};
 use crate::schedule::splits;
-use crate::shape::Shape;
+use crate::shape::ProblemShape;
 use crate::tile::{BLOCK_KEYS, FP32_GROUP_ROWS, GROUP_ROWS, PANEL_ROWS, PANELS, Workspace};
 
 /// With fewer tasks than these, groups are cut to two panels, and then to one: threads shouldn't go without, and panels one by one
@@ -31,7 +31,7 @@ const MIN_TASKS: usize = 16;
 /// problem that has the same ones, from layer to layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    shape: Shape,
+    shape: ProblemShape,
     lengths: PlannedLengths,
     tasks: usize,
     /// Rows of the largest row group: none has more panels.
@@ -350,7 +350,7 @@ impl Plan {
 
     /// The sizes of its shape.
     const fn sizes(&self) -> [usize; SIZES.len()] {
-        let Shape {
+        let ProblemShape {
             b,
             s_q,
             s_k,
@@ -394,7 +394,7 @@ impl Plan {
         let [b, s_q, s_k, h_q, h_kv, d_qk, d_v] = all_sizes(sizes)?;
         let [tasks, rows] = all_sizes(cut)?;
         let plan = Self {
-            shape: Shape {
+            shape: ProblemShape {
                 b,
                 s_q,
                 s_k,

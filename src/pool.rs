@@ -249,11 +249,11 @@ mod tests {
 
     use super::*;
     use crate::problem::Elements;
-    use crate::shape::Shape;
+    use crate::shape::ProblemShape;
     use crate::tile::PANEL_ROWS;
 
-    fn shape(b: usize, s_k: usize, h_q: usize) -> Shape {
-        Shape {
+    fn shape(b: usize, s_k: usize, h_q: usize) -> ProblemShape {
+        ProblemShape {
             b,
             s_q: 1,
             s_k,
@@ -265,7 +265,7 @@ mod tests {
     }
 
     /// Calls `check` with a problem of zeros.
-    fn with_zeros<T>(shape: Shape, check: impl FnOnce(&Problem<'_>) -> T) -> T {
+    fn with_zeros<T>(shape: ProblemShape, check: impl FnOnce(&Problem<'_>) -> T) -> T {
         let q = vec![bf16::ZERO; shape.b * shape.h_q * 64];
         let kv = vec![bf16::ZERO; shape.b * shape.s_k * 64];
         check(&Problem::dense(shape, &q, &kv, 1.0))

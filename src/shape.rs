@@ -2,7 +2,7 @@
 
 /// Sizes of a decode problem, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct ProblemShape {
     /// Requests in the batch.
     pub b: usize,
     /// Query positions per request (2 or more with multi-token prediction); the most
@@ -22,7 +22,7 @@ pub struct Shape {
     pub d_v: usize,
 }
 
-impl Shape {
+impl ProblemShape {
     /// Query heads that share a KV head.
     pub(crate) const fn group(&self) -> usize {
         self.h_q / self.h_kv

@@ -4,7 +4,7 @@
 #[macro_use]
 mod common;
 
-use amla::{Backend, Precision, Problem, Rescale, Shape, reference};
+use amla::{Backend, Precision, Problem, ProblemShape, Rescale, reference};
 use common::{Case, frobenius, modes};
 use half::bf16;
 use safetensors::{Dtype, SafeTensors};
@@ -25,7 +25,7 @@ fn load() -> Bundled {
     );
     let bytes = std::fs::read(path).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    let shape = Shape {
+    let shape = ProblemShape {
         b: 1,
         s_q: 2,
         s_k: 512,
@@ -72,7 +72,7 @@ fn load() -> Bundled {
 impl Bundled {
     /// Columns of V that hold nothing but zeros.
     fn zero_columns(&self) -> Vec<usize> {
-        let Shape { d_qk, d_v, .. } = self.case.shape;
+        let ProblemShape { d_qk, d_v, .. } = self.case.shape;
         let zero = |&column: &usize| {
             let mut rows = self.case.kv.chunks(d_qk);
             rows.all(|row| row[column] == bf16::ZERO)

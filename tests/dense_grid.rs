@@ -12,7 +12,8 @@ mod common;
 use std::io::Write;
 
 use amla::{
-    Backend, Data, Elements, Options, Output, Pages, Problem, Shape, Tensor, decode, reference,
+    Backend, Data, Elements, Options, Output, Pages, Problem, ProblemShape, TensorRef, decode,
+    reference,
 };
 use common::{normal, workspace};
 use half::{bf16, f16};
@@ -223,7 +224,7 @@ fn check_in<N: Number>(backend: Backend, point: Point, seed: u64) {
             to.copy_from_slice(&content[from..from + rows]);
         }
     }
-    let shape = Shape {
+    let shape = ProblemShape {
         b,
         s_q,
         s_k,
@@ -233,7 +234,7 @@ fn check_in<N: Number>(backend: Backend, point: Point, seed: u64) {
         d_v: D_V,
     };
     let problem = Problem {
-        kv: Tensor {
+        kv: TensorRef {
             data: N::data(&kv),
             strides: [PAGE * row, row, D_QK],
         },
@@ -249,7 +250,7 @@ fn check_in<N: Number>(backend: Backend, point: Point, seed: u64) {
         ..Problem::dense(shape, &[], &[], (D_QK as f32).sqrt().recip())
     };
     let problem = Problem {
-        q: Tensor {
+        q: TensorRef {
             data: N::data(&q),
             ..problem.q
         },
@@ -260,7 +261,7 @@ fn check_in<N: Number>(backend: Backend, point: Point, seed: u64) {
 
 /// FlashMLA's limits.
 fn compare<N: Number>(backend: Backend, problem: &Problem, rng: &mut ChaCha8Rng) {
-    let Shape { b, s_q, h_q, .. } = problem.shape;
+    let ProblemShape { b, s_q, h_q, .. } = problem.shape;
     let rows = b * s_q * h_q;
     let (mut o, mut lse) = (vec![N::NAN; rows * D_V], vec![f32::NAN; rows]);
     let output = Output::dense(problem.shape, N::elements(&mut o), &mut lse);

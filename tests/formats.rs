@@ -7,7 +7,9 @@ use amla::format::{
     FP8_ROW, MODEL1_ROW, MODEL1_SCALES, Q4_0, Q8_0, encode_e4m3, encode_fp8, encode_int8,
     encode_model1, encode_q4_0, encode_q8_0,
 };
-use amla::{Argument, Backend, Data, Error, Inputs, Plan, Problem, Shape, Tensor, reference};
+use amla::{
+    Argument, Backend, Data, Error, Inputs, Plan, Problem, ProblemShape, TensorRef, reference,
+};
 use common::{Case, close, modes, normal};
 use half::{bf16, f16};
 
@@ -27,7 +29,7 @@ suites![
 /// Bits of O and lse by every mode; where many rows take long, by one that changes with the shape.
 fn all(problem: &Problem, case: &Case, backend: Backend) -> Vec<(Vec<u32>, Vec<u32>)> {
     let bits = |x: Vec<f32>| x.into_iter().map(f32::to_bits).collect();
-    let Shape {
+    let ProblemShape {
         b, h_q, s_k, d_qk, ..
     } = case.shape;
     let modes = modes(backend);
@@ -50,7 +52,7 @@ const HEADS: [usize; 5] = [1, 5, 16, 64, 130];
 const KEYS: [usize; 5] = [1, 191, 500, 400, 770];
 
 /// `kv` in the format has the bits of `decoded`, the same rows as BF16.
-fn same(case: &mut Case, kv: Tensor, decoded: Vec<bf16>, backend: Backend) {
+fn same(case: &mut Case, kv: TensorRef, decoded: Vec<bf16>, backend: Backend) {
     case.kv = decoded;
     let want = all(&case.problem(), case, backend);
     let problem = Problem {
@@ -77,7 +79,7 @@ fn fp8_rows(backend: Backend) {
             }
             decoded.extend_from_slice(&row[512..]);
         }
-        let kv = Tensor {
+        let kv = TensorRef {
             data: Data::Fp8(&bytes),
             strides: [s_k * FP8_ROW, FP8_ROW, 0],
         };
@@ -107,7 +109,7 @@ fn model1_pages(backend: Backend) {
                 decoded.extend_from_slice(&row[448..]);
             }
         }
-        let kv = Tensor {
+        let kv = TensorRef {
             data: Data::Model1 {
                 bytes: &bytes,
                 scales: s_k * MODEL1_ROW,
@@ -133,7 +135,7 @@ fn int8_rows(backend: Backend) {
             }
             scales.push(scale);
         }
-        let kv = Tensor {
+        let kv = TensorRef {
             data: Data::Int8 {
                 values: &values,
                 scales: &scales,
@@ -160,7 +162,7 @@ fn e4m3_rows(backend: Backend) {
             }
             scales.push(scale);
         }
-        let kv = Tensor {
+        let kv = TensorRef {
             data: Data::E4m3 {
                 values: &values,
                 scales: &scales,
@@ -368,7 +370,7 @@ fn e4m3(x: u8) -> f32 {
 fn refuses_formats_without_such_rows() {
     let case = Case::new(1, 1, 4, 1, (576, 512));
     let bytes = vec![0; 4 * FP8_ROW];
-    let fp8 = |len| Tensor {
+    let fp8 = |len| TensorRef {
         data: Data::Fp8(&bytes[..len]),
         strides: [4 * FP8_ROW, FP8_ROW, 0],
     };
@@ -389,7 +391,7 @@ fn refuses_formats_without_such_rows() {
             needed
         })
     );
-    let model1 = Tensor {
+    let model1 = TensorRef {
         data: Data::Model1 {
             bytes: &bytes,
             scales: 0,
@@ -409,7 +411,7 @@ fn refuses_formats_without_such_rows() {
     };
     let width = 512;
     assert_eq!(with(fp8(needed)), Err(Error::Format { argument, width }));
-    let scales = |scales, scale_stride| Tensor {
+    let scales = |scales, scale_stride| TensorRef {
         data: Data::Model1 {
             bytes: &bytes[..4 * (MODEL1_ROW + MODEL1_SCALES)],
             scales,
@@ -443,7 +445,7 @@ fn refuses_formats_without_such_rows() {
         }
     );
     let values = vec![0; 4 * 512];
-    let int8 = |scales| Tensor {
+    let int8 = |scales| TensorRef {
         data: Data::Int8 {
             values: &values,
             scales,
@@ -461,7 +463,7 @@ fn refuses_formats_without_such_rows() {
         })
     );
     let values = vec![0; 4 * 512];
-    let e4m3 = |scales| Tensor {
+    let e4m3 = |scales| TensorRef {
         data: Data::E4m3 {
             values: &values,
             scales,
@@ -480,7 +482,7 @@ fn refuses_formats_without_such_rows() {
     );
     // Blocks are whole: their strides and lengths count them.
     let blocks = [Q8_0::default(); 4 * 16];
-    let q8_0 = |len| Tensor {
+    let q8_0 = |len| TensorRef {
         data: Data::Q8_0(&blocks[..len]),
         strides: [0, 16, 0],
     };
@@ -494,13 +496,13 @@ fn refuses_formats_without_such_rows() {
         })
     );
     let blocks = [Q4_0::default(); 2];
-    let part = Shape {
+    let part = ProblemShape {
         d_qk: 48,
         d_v: 32,
         ..case.shape
     };
     let problem = Problem {
-        kv: Tensor {
+        kv: TensorRef {
             data: Data::Q4_0(&blocks),
             strides: [0; 3],
         },

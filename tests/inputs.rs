@@ -19,7 +19,7 @@ use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 
 use amla::{
     Backend, Data, Extra, IndexList, Indices, Inputs, Options, Pages, Precision, Problem, Rescale,
-    Sparse, Tensor,
+    Sparse, TensorRef,
 };
 use common::{close, frobenius, modes, normal, stores_p_in_fp32};
 use half::bf16;
@@ -88,13 +88,13 @@ fn dims(problem: &Problem) -> [[usize; 3]; 2] {
 fn with_tensors<T>(
     problem: &Problem,
     formats: Formats,
-    of: impl Fn(&Tensor, [usize; 3], usize, Format) -> T,
-    tensor: impl Fn(&T) -> Tensor<'_>,
+    of: impl Fn(&TensorRef, [usize; 3], usize, Format) -> T,
+    tensor: impl Fn(&T) -> TensorRef<'_>,
     use_it: &mut dyn FnMut(&Problem),
 ) {
     let [queries, keys] = dims(problem);
     let s = problem.shape;
-    let width = |rope: Option<Tensor>| if rope.is_some() { s.d_v } else { s.d_qk };
+    let width = |rope: Option<TensorRef>| if rope.is_some() { s.d_v } else { s.d_qk };
     let rope = s.d_qk - s.d_v;
     let q = of(&problem.q, queries, width(problem.q_rope), formats.q);
     let kv = of(&problem.kv, keys, width(problem.k_rope), formats.kv);
@@ -131,7 +131,7 @@ fn stored(problem: &Problem, formats: Formats, use_it: &mut dyn FnMut(&Problem))
 }
 
 /// Rows of a tensor by the definition of its format.
-fn numbers(tensor: &Tensor, [outer, inner, heads]: [usize; 3], width: usize) -> Vec<f32> {
+fn numbers(tensor: &TensorRef, [outer, inner, heads]: [usize; 3], width: usize) -> Vec<f32> {
     let indices =
         (0..outer * inner * heads).map(|i| [i / heads / inner, i / heads % inner, i % heads]);
     indices
@@ -145,9 +145,10 @@ fn dense([_, inner, heads]: [usize; 3], width: usize) -> [usize; 3] {
 
 /// The same numbers in FP32.
 fn in_fp32(problem: &Problem, use_it: &mut dyn FnMut(&Problem)) {
-    let of = |tensor: &Tensor, dims, width, _| (numbers(tensor, dims, width), dense(dims, width));
-    fn tensor((data, strides): &(Vec<f32>, [usize; 3])) -> Tensor<'_> {
-        Tensor {
+    let of =
+        |tensor: &TensorRef, dims, width, _| (numbers(tensor, dims, width), dense(dims, width));
+    fn tensor((data, strides): &(Vec<f32>, [usize; 3])) -> TensorRef<'_> {
+        TensorRef {
             data: Data::F32(data),
             strides: *strides,
         }
@@ -157,13 +158,13 @@ fn in_fp32(problem: &Problem, use_it: &mut dyn FnMut(&Problem)) {
 
 /// The same numbers rounded to BF16.
 fn in_bf16(problem: &Problem, use_it: &mut dyn FnMut(&Problem)) {
-    let of = |tensor: &Tensor, dims, width, _| {
+    let of = |tensor: &TensorRef, dims, width, _| {
         let numbers = numbers(tensor, dims, width).into_iter();
         let rounded: Vec<bf16> = numbers.map(bf16::from_f32).collect();
         (rounded, dense(dims, width))
     };
-    fn tensor((data, strides): &(Vec<bf16>, [usize; 3])) -> Tensor<'_> {
-        Tensor {
+    fn tensor((data, strides): &(Vec<bf16>, [usize; 3])) -> TensorRef<'_> {
+        TensorRef {
             data: Data::Bf16(data),
             strides: *strides,
         }

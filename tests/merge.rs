@@ -3,7 +3,7 @@
 mod common;
 
 use amla::{
-    Argument, Backend, Elements, EmptyLse, Error, Lse, LseBase, Output, Part, Shape, merge,
+    Argument, Backend, Elements, EmptyLse, Error, Lse, LseBase, Output, Part, ProblemShape, merge,
 };
 use common::{Case, modes};
 use half::bf16;
@@ -28,7 +28,7 @@ const fn part<'a>(o: &'a [f32], lse: &'a [f32]) -> Part<'a> {
 }
 
 fn into(
-    shape: &Shape,
+    shape: &ProblemShape,
     o: &mut [f32],
     lse: &mut [f32],
     parts: &[Part],
@@ -42,7 +42,7 @@ fn into(
 }
 
 /// Two rows of two columns.
-const SMALL: Shape = Shape {
+const SMALL: ProblemShape = ProblemShape {
     b: 2,
     s_q: 1,
     s_k: 0,
@@ -135,7 +135,7 @@ fn merging_what_is_not_finite_and_weighs_nothing() {
 /// At once, however often.
 #[test]
 fn merging_no_rows() {
-    let shape = Shape {
+    let shape = ProblemShape {
         b: usize::MAX / 16,
         h_q: 0,
         ..SMALL

@@ -4,7 +4,7 @@ use amla::reference::{
     Blocks, MAX_BLOCK, amla_as_printed, amla_compensated, amla_exact, amla_exact_split_max, base,
     golden,
 };
-use amla::{Argument, Data, Error, Precision, Problem, Shape, Tensor};
+use amla::{Argument, Data, Error, Precision, Problem, ProblemShape, TensorRef};
 use half::bf16;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -97,7 +97,7 @@ impl Scores {
 
     fn problem(&self) -> Problem<'_> {
         let s_k = self.kv.len();
-        let shape = Shape {
+        let shape = ProblemShape {
             b: 1,
             s_q: 1,
             s_k,
@@ -107,7 +107,7 @@ impl Scores {
             d_v: self.d_v,
         };
         Problem {
-            v: Some(Tensor {
+            v: Some(TensorRef {
                 data: Data::Bf16(&self.v),
                 strides: [s_k * self.d_v, self.d_v, 0],
             }),
@@ -225,7 +225,7 @@ fn two_keys_give_the_logistic_function() {
 
 /// A small problem with every option in use.
 struct Full {
-    shape: Shape,
+    shape: ProblemShape,
     q: Vec<bf16>,
     kv: Vec<bf16>,
     v: Vec<bf16>,
@@ -235,7 +235,7 @@ struct Full {
 impl Full {
     fn new() -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(11);
-        let shape = Shape {
+        let shape = ProblemShape {
             b: 3,
             s_q: 3,
             s_k: 41,
@@ -256,15 +256,15 @@ impl Full {
 
     fn problem(&self) -> Problem<'_> {
         Problem {
-            q: Tensor {
+            q: TensorRef {
                 data: Data::Bf16(&self.q),
                 strides: [400, 120, 39],
             },
-            kv: Tensor {
+            kv: TensorRef {
                 data: Data::Bf16(&self.kv),
                 strides: [41 * 40, 40, 0],
             },
-            v: Some(Tensor {
+            v: Some(TensorRef {
                 data: Data::Bf16(&self.v),
                 strides: [41 * 23, 23, 0],
             }),
@@ -279,7 +279,7 @@ impl Full {
 fn every_option_against_single_rows() {
     let full = Full::new();
     let problem = full.problem();
-    let Shape { s_q, h_q, d_v, .. } = full.shape;
+    let ProblemShape { s_q, h_q, d_v, .. } = full.shape;
     for block_n in [1, 5, 16, MAX_BLOCK] {
         let all = run(&problem, block_n);
         for out in &all {
@@ -293,7 +293,7 @@ fn every_option_against_single_rows() {
                     let keys = usize::try_from(full.lens[b])
                         .unwrap()
                         .saturating_sub(s_q - 1 - j);
-                    let shape = Shape {
+                    let shape = ProblemShape {
                         b: 1,
                         s_q: 1,
                         s_k: keys,
@@ -301,15 +301,15 @@ fn every_option_against_single_rows() {
                         ..full.shape
                     };
                     let alone = Problem {
-                        q: Tensor {
+                        q: TensorRef {
                             data: Data::Bf16(&full.q[b * 400 + j * 120 + h * 39..]),
                             strides: [0; 3],
                         },
-                        kv: Tensor {
+                        kv: TensorRef {
                             data: Data::Bf16(&full.kv[b * 41 * 40..]),
                             strides: [0, 40, 0],
                         },
-                        v: Some(Tensor {
+                        v: Some(TensorRef {
                             data: Data::Bf16(&full.v[b * 41 * 23..]),
                             strides: [0, 23, 0],
                         }),
@@ -385,7 +385,7 @@ fn hidden_keys_are_not_touched() {
         // The last valid key: position 2 alone sees it.
         poisoned.kv[(b * 41 + len - 1) * 40..][..40].fill(bf16::NAN);
     }
-    let Shape { s_q, h_q, d_v, .. } = clean.shape;
+    let ProblemShape { s_q, h_q, d_v, .. } = clean.shape;
     for (clean, poisoned) in run(&clean.problem(), 16)
         .iter()
         .zip(run(&poisoned.problem(), 16))
@@ -648,7 +648,7 @@ fn errors_are_typed_and_write_nothing() {
 /// same with the maximum split, and exact with pairs, in this order: 16 rows of width 576, values the first 512 columns of the keys.
 fn errors(sigma: f32, s_k: usize, block_n: usize, seed: u64) -> [(f64, f64, f64); 6] {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let shape = Shape {
+    let shape = ProblemShape {
         b: 1,
         s_q: 1,
         s_k,

@@ -11,7 +11,7 @@ use amla::format::{
 };
 use amla::{
     Backend, BackendId, Data, Elements, IndexList, Indices, Options, Output, Part, Plan, Problem,
-    Shape, Sparse, Tensor, decode, merge,
+    ProblemShape, Sparse, TensorRef, decode, merge,
 };
 use common::{modes, normal, workspace};
 use half::{bf16, f16};
@@ -112,7 +112,7 @@ fn infinite_values() {
 /// Rows as they are stored.
 #[test]
 fn formats() {
-    let shape = Shape {
+    let shape = ProblemShape {
         b: 1,
         s_q: 1,
         s_k: 2,
@@ -165,7 +165,7 @@ fn formats() {
         (Data::Q8_0(&q8), 18),
         (Data::Q4_0(&q4), 18),
     ] {
-        let kv = Tensor {
+        let kv = TensorRef {
             data,
             strides: [2 * row, row, row],
         };

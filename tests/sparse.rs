@@ -9,7 +9,7 @@ use std::io::Write;
 use amla::format::{FP8_ROW, MODEL1_ROW, MODEL1_SCALES, encode_fp8, encode_model1};
 use amla::{
     Argument, Backend, Data, Elements, Error, Extra, IndexList, Indices, Options, Output, Pages,
-    Plan, Problem, Shape, Sparse, TailMask, Tensor, combine, decode, reference, run_task,
+    Plan, Problem, ProblemShape, Sparse, TailMask, TensorRef, combine, decode, reference, run_task,
 };
 use common::{Case, modes, normal, workspace};
 use half::bf16;
@@ -27,7 +27,7 @@ suites![
 
 /// A paged cache, a second one, and places in both.
 struct Chosen {
-    shape: Shape,
+    shape: ProblemShape,
     q: Vec<bf16>,
     kv: Vec<bf16>,
     extra_kv: Vec<bf16>,
@@ -98,7 +98,7 @@ impl Chosen {
             point.lengths.then_some(lengths)
         };
         Self {
-            shape: Shape {
+            shape: ProblemShape {
                 b,
                 s_q,
                 s_k: keys,
@@ -128,8 +128,8 @@ impl Chosen {
     }
 
     fn problem(&self) -> Problem<'_> {
-        let Shape { b, s_q, d_qk, .. } = self.shape;
-        let paged = |data, page_size: usize| Tensor {
+        let ProblemShape { b, s_q, d_qk, .. } = self.shape;
+        let paged = |data, page_size: usize| TensorRef {
             data: Data::Bf16(data),
             strides: [page_size * d_qk, d_qk, 0],
         };
@@ -279,12 +279,12 @@ fn in_fp8(chosen: &Chosen, options: &Options) {
     let extra_kv = encode(&chosen.extra_kv, extra);
     let stored = |bytes, page_size: usize| {
         if d_qk == 576 {
-            Tensor {
+            TensorRef {
                 data: Data::Fp8(bytes),
                 strides: [page_size * FP8_ROW, FP8_ROW, 0],
             }
         } else {
-            Tensor {
+            TensorRef {
                 data: Data::Model1 {
                     bytes,
                     scales: page_size * MODEL1_ROW,
@@ -343,7 +343,7 @@ fn all_keys_in_order(backend: Backend) {
             sparse: Some(Sparse {
                 indices: shared(first),
                 extra: Some(Extra {
-                    kv: Tensor {
+                    kv: TensorRef {
                         data: Data::Bf16(&case.kv),
                         strides: [576, 0, 0],
                     },
@@ -400,7 +400,7 @@ fn chosen_from_requests(backend: Backend) {
     let rows = [0..300, 300..300, 600..770].map(|rows| &case.kv[rows.start * 128..rows.end * 128]);
     let kv = rows.concat();
     let ragged = Problem {
-        kv: Tensor {
+        kv: TensorRef {
             data: Data::Bf16(&kv),
             strides: [0, 128, 0],
         },
@@ -462,7 +462,7 @@ fn units_stand_alone(backend: Backend) {
     let problem = chosen.problem();
     let options = modes(backend)[0];
     let (o, lse) = common::run(&problem, chosen.sizes(), &options);
-    let Shape {
+    let ProblemShape {
         s_q,
         h_q,
         d_qk,
@@ -470,7 +470,7 @@ fn units_stand_alone(backend: Backend) {
         ..
     } = chosen.shape;
     for (b, j) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
-        let shape = Shape {
+        let shape = ProblemShape {
             b: 1,
             s_q: 1,
             ..chosen.shape
@@ -600,7 +600,7 @@ fn refusals() {
 #[test]
 fn huge_shapes_are_planned_at_once() {
     let int = usize::try_from(i32::MAX).unwrap();
-    let shape = Shape {
+    let shape = ProblemShape {
         b: usize::MAX / 4,
         s_q: 1,
         s_k: 1,
@@ -612,7 +612,7 @@ fn huge_shapes_are_planned_at_once() {
     let row = [bf16::ONE; 64];
     for shape in [
         shape,
-        Shape {
+        ProblemShape {
             b: 1,
             s_q: int,
             ..shape

@@ -1,6 +1,6 @@
 //! A kernel: the machine, the tiling, the algorithm, the pipeline and the work of a core.
 
-use amla::Shape;
+use amla::ProblemShape;
 
 use crate::arch::{HALVES, VECTOR_CORES};
 use crate::fault::Fault;
@@ -31,7 +31,7 @@ impl Kernel {
         tiling: Tiling,
         algorithm: Algorithm,
         pipeline: Pipeline,
-        shape: Shape,
+        shape: ProblemShape,
     ) -> Result<Self, Fault> {
         for (what, value) in [
             ("b", shape.b),

@@ -1,6 +1,6 @@
 //! The work of one Cube core: its share of a call, and the order of its stages.
 
-use amla::Shape;
+use amla::ProblemShape;
 use amla::schedule::{self, Stage};
 
 use crate::machine::Machine;
@@ -74,7 +74,7 @@ impl Load {
     #[must_use]
     pub fn new(
         machine: &Machine,
-        shape: Shape,
+        shape: ProblemShape,
         rows: usize,
         block: usize,
         algorithm: Algorithm,

@@ -1,6 +1,6 @@
 //! The paper's figures of the 910 (`tab:perfexp`): batch 96, 128 heads, AMLA.
 
-use amla::Shape;
+use amla::ProblemShape;
 
 /// Requests of a call.
 pub const BATCH: usize = 96;
@@ -52,8 +52,8 @@ pub fn cells() -> impl Iterator<Item = (usize, usize)> {
 
 /// The call of a cell.
 #[must_use]
-pub const fn shape(s_q: usize, s_k: usize) -> Shape {
-    Shape {
+pub const fn shape(s_q: usize, s_k: usize) -> ProblemShape {
+    ProblemShape {
         b: BATCH,
         s_q,
         s_k,
@@ -66,7 +66,7 @@ pub const fn shape(s_q: usize, s_k: usize) -> Shape {
 
 /// The paper's figure for a call, if it is one of the table's cells.
 #[must_use]
-pub fn figure(call: &Shape) -> Option<Figure> {
+pub fn figure(call: &ProblemShape) -> Option<Figure> {
     let row = S_Q.iter().position(|&s_q| s_q == call.s_q)?;
     let column = CONTEXTS.iter().position(|&s_k| s_k == call.s_k)?;
     let [microseconds, percent] = TABLE[row][column];

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use amla::{Data, Problem, Shape, Tensor};
+use amla::{Data, Problem, ProblemShape, TensorRef};
 use half::{bf16, f16};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
@@ -152,8 +152,8 @@ impl Sample {
         }
     }
 
-    fn shape(&self, h_q: usize) -> Shape {
-        Shape {
+    fn shape(&self, h_q: usize) -> ProblemShape {
+        ProblemShape {
             b: 1,
             s_q: 1,
             s_k: self.context,
@@ -224,8 +224,8 @@ impl Stored<'_> {
             }
         };
         Problem {
-            q: Tensor { data: q, ..plain.q },
-            kv: Tensor {
+            q: TensorRef { data: q, ..plain.q },
+            kv: TensorRef {
                 data: kv,
                 ..plain.kv
             },

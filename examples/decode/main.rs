@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use amla::{Inputs, Options, Plan, Precision, Rescale, Shape};
+use amla::{Inputs, Options, Plan, Precision, ProblemShape, Rescale};
 use amla_examples::cli::{self, Processor};
 use amla_examples::engine::Engine;
 use amla_examples::output::{print, tell};
@@ -226,7 +226,7 @@ fn report(
 
 /// A decode step of DeepSeek-V3: absorbed queries over a cache of 4096 keys.
 fn deepseek_v3(s_q: usize) -> Case {
-    let shape = Shape {
+    let shape = ProblemShape {
         b: 1,
         s_q,
         s_k: 4096,

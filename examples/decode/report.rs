@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use amla::{Options, Shape};
+use amla::{Options, ProblemShape};
 use amla_examples::cli::{inputs_name, precision_name, rescale_name};
 use amla_examples::engine::Measurement;
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ const LSE_LIMIT: f64 = 1e-2;
 /// One computed problem.
 pub struct Record<'a> {
     pub problem: &'a str,
-    pub shape: Shape,
+    pub shape: ProblemShape,
     pub causal: bool,
     pub window: Option<usize>,
     pub options: Options,

@@ -5,7 +5,7 @@ use std::fmt;
 use amla::format::{FP8_ROW, MODEL1_ROW, MODEL1_SCALES, encode_fp8, encode_int8, encode_model1};
 use amla::{
     Backend, Data, Extra, IndexList, Indices, Options, Pages, Problem, SUPPORTED_DIMS, Sparse,
-    Tensor,
+    TensorRef,
 };
 use amla_examples::problem::{Elements, Format, Stored};
 use half::{bf16, f16};
@@ -203,7 +203,7 @@ fn longer((i, x): (usize, &bf16)) -> f32 {
 }
 
 /// A contiguous tensor's rows of `width` in another format.
-fn store(tensor: &Tensor, width: usize, format: Format) -> Option<Stored> {
+fn store(tensor: &TensorRef, width: usize, format: Format) -> Option<Stored> {
     let Data::Bf16(data) = tensor.data else {
         return None;
     };
@@ -310,7 +310,7 @@ impl SparseKeys {
         Sparse {
             indices: indices(&self.indices, self.topk, self.lengths.as_deref()),
             extra: self.extra.as_ref().map(|extra| Extra {
-                kv: Tensor {
+                kv: TensorRef {
                     data: Data::Bf16(&extra.rows),
                     strides: [extra.page_size * h_kv * d_qk, h_kv * d_qk, d_qk],
                 },

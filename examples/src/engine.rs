@@ -5,7 +5,9 @@ use std::slice;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use amla::{Elements, Error, Options, Output, Plan, Problem, Shape, Workspace, decode_on_rayon};
+use amla::{
+    Elements, Error, Options, Output, Plan, Problem, ProblemShape, Workspace, decode_on_rayon,
+};
 use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 
 /// Iterations of the dot loop between two looks at the clock: tens of microseconds.
@@ -180,14 +182,14 @@ impl Engine {
 }
 
 /// The shape of a problem's dense outputs: one request of all tokens if queries are ragged.
-pub fn output_shape(problem: &Problem) -> Shape {
+pub fn output_shape(problem: &Problem) -> ProblemShape {
     let Some(indptr) = problem.q_indptr else {
         return problem.shape;
     };
     let tokens = indptr
         .last()
         .map_or(0, |&end| usize::try_from(end).unwrap_or_default());
-    Shape {
+    ProblemShape {
         b: 1,
         s_q: tokens,
         ..problem.shape

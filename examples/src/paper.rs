@@ -1,7 +1,7 @@
 //! The paper's figures (tab:perfexp): batch 96, 128 heads, on an Ascend 910 and on a GPU of 989
 //! TFLOPS and 3.35 TB/s that runs `FlashMLA`.
 
-use amla::Shape;
+use amla::ProblemShape;
 
 /// Its batch.
 pub const BATCH: usize = 96;
@@ -49,7 +49,7 @@ const TABLE: [[[f64; 4]; 6]; 2] = [
 ];
 
 /// The figures for a shape of any batch, if it is one of the paper's.
-pub fn figures(shape: &Shape) -> Option<Figures> {
+pub fn figures(shape: &ProblemShape) -> Option<Figures> {
     if shape.h_q != 128 {
         return None;
     }

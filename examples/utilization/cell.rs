@@ -1,6 +1,6 @@
 //! A measured shape, as a line of a table or of JSON.
 
-use amla::{Options, Shape};
+use amla::{Options, ProblemShape};
 use amla_examples::cli::{precision_name, rescale_name};
 use amla_examples::engine::Measurement;
 use amla_examples::paper::{self, Figure};
@@ -13,7 +13,7 @@ use crate::shapes::intensity;
 /// One measured shape.
 #[derive(Clone, Copy, Debug)]
 pub struct Cell {
-    pub shape: Shape,
+    pub shape: ProblemShape,
     /// The table it belongs to.
     pub table: &'static str,
     pub options: Options,

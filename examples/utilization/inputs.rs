@@ -1,6 +1,6 @@
 //! Random queries and KV caches.
 
-use amla::{Data, Problem, Shape, Tensor};
+use amla::{Data, Problem, ProblemShape, TensorRef};
 use half::bf16;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -23,7 +23,7 @@ impl Inputs {
     }
 
     /// The queries of a problem.
-    pub fn queries(&self, shape: Shape) -> Vec<bf16> {
+    pub fn queries(&self, shape: ProblemShape) -> Vec<bf16> {
         normal(1, shape.b * shape.s_q * shape.h_q * shape.d_qk)
     }
 }
@@ -87,8 +87,8 @@ impl Caches {
 
     /// One problem for each batch that fits the memory, all with the same queries. A batch larger than the memory is
     /// cut to fit.
-    pub fn problems<'a>(&'a self, shape: Shape, q: &'a [bf16]) -> Vec<Problem<'a>> {
-        let Shape {
+    pub fn problems<'a>(&'a self, shape: ProblemShape, q: &'a [bf16]) -> Vec<Problem<'a>> {
+        let ProblemShape {
             s_k, h_kv, d_qk, ..
         } = shape;
         let elements = self.elements();
@@ -97,19 +97,29 @@ impl Caches {
         let problem = |cache: &'a [bf16]| {
             if h_kv == 1 {
                 // Keys are 192 wide before absorption.
-                return Problem::dense(Shape { b, ..shape }, q, cache, 192_f32.sqrt().recip());
+                return Problem::dense(
+                    ProblemShape { b, ..shape },
+                    q,
+                    cache,
+                    192_f32.sqrt().recip(),
+                );
             }
             // Head by head: all keys, then all values.
             let (keys, values) = cache.split_at(cache.len() / 2);
             let strides = [h_kv * s_k * d_qk, d_qk, s_k * d_qk];
-            let tensor = |data| Tensor {
+            let tensor = |data| TensorRef {
                 data: Data::Bf16(data),
                 strides,
             };
             Problem {
                 kv: tensor(keys),
                 v: Some(tensor(values)),
-                ..Problem::dense(Shape { b, ..shape }, q, &[], (d_qk as f32).sqrt().recip())
+                ..Problem::dense(
+                    ProblemShape { b, ..shape },
+                    q,
+                    &[],
+                    (d_qk as f32).sqrt().recip(),
+                )
             }
         };
         elements.chunks_exact(b * of_request).map(problem).collect()

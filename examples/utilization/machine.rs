@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use amla::Shape;
+use amla::ProblemShape;
 
 use crate::shapes::cache_bytes;
 
@@ -26,8 +26,8 @@ pub fn last_level_cache() -> usize {
 
 /// # Errors
 /// The largest of the shapes needs more memory than there is.
-pub fn has_room_for<'a>(shapes: impl IntoIterator<Item = &'a Shape>) -> Result<(), String> {
-    let bytes = |shape: &Shape| {
+pub fn has_room_for<'a>(shapes: impl IntoIterator<Item = &'a ProblemShape>) -> Result<(), String> {
+    let bytes = |shape: &ProblemShape| {
         let rows = shape.b * shape.s_q * shape.h_q;
         // Q, O and up to 16 partial results of each row.
         cache_bytes(shape.s_k, shape.b) + rows * (16 * 2200 + 4096)

@@ -18,7 +18,7 @@ mod shapes;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use amla::{Options, Shape};
+use amla::{Options, ProblemShape};
 use amla_examples::cli::{precision_name, rescale_name};
 use amla_examples::engine::Engine;
 
@@ -44,7 +44,7 @@ fn run(cli: &Cli) -> Result<ExitCode, String> {
         ..Options::default()
     };
     let contexts = cli.contexts();
-    let table: Vec<Shape> = cli
+    let table: Vec<ProblemShape> = cli
         .s_q()
         .into_iter()
         .flat_map(|s_q| contexts.iter().map(move |&s_k| (s_q, s_k)))
@@ -94,7 +94,7 @@ fn run(cli: &Cli) -> Result<ExitCode, String> {
     if !cli.json || cli.svg.is_some() {
         let mut points = Vec::new();
         for variant in &VARIANTS {
-            let shape = Shape {
+            let shape = ProblemShape {
                 b: cli.batch,
                 ..variant.shape
             };
@@ -125,7 +125,12 @@ struct Bench {
 
 impl Bench {
     /// Measures `shape`, of the table of that name, over the caches in turn.
-    fn cell(&mut self, shape: Shape, table: &'static str, caches: &Caches) -> Result<Cell, String> {
+    fn cell(
+        &mut self,
+        shape: ProblemShape,
+        table: &'static str,
+        caches: &Caches,
+    ) -> Result<Cell, String> {
         let q = self.inputs.queries(shape);
         let problems = caches.problems(shape, &q);
         // The number of requests that there was memory for.

@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::thread;
 use std::time::Instant;
 
-use amla::Shape;
+use amla::ProblemShape;
 use amla_examples::engine::quantile;
 use half::bf16;
 
@@ -82,7 +82,7 @@ fn sum<const STREAMS: usize>(words: &[u64]) -> u64 {
 pub struct Variant {
     pub name: &'static str,
     /// Of one request at context 4096.
-    pub shape: Shape,
+    pub shape: ProblemShape,
 }
 
 /// The paper's variants. Widths of MHA's and GQA's heads cancel out of its intensities; here they are 128.
@@ -99,7 +99,7 @@ impl Variant {
         let latent = shape(1, s_q, CONTEXT, h_q);
         let shape = match h_kv {
             1 => latent,
-            _ => Shape {
+            _ => ProblemShape {
                 h_kv,
                 d_qk: 128,
                 d_v: 128,

@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::ptr;
 use std::time::Instant;
 
-use amla::{Elements, Options, Output, Problem, Shape, Workspace, decode};
+use amla::{Elements, Options, Output, Problem, ProblemShape, Workspace, decode};
 use half::bf16;
 
 #[path = "../tests/c/toolchain.rs"]
@@ -48,7 +48,7 @@ fn amla_run() -> Run {
 
 /// Seconds of one of `calls` calls, in rounds of Rust and C in turn, sorted by C's over Rust's.
 fn measure(run: Run, s_k: usize, h_q: usize, calls: u32, rounds: usize) -> Vec<(f64, f64)> {
-    let shape = Shape {
+    let shape = ProblemShape {
         b: 1,
         s_q: 1,
         s_k,

@@ -5,7 +5,7 @@ use core::ffi::{c_char, c_void};
 use amla::format::{Q4_0, Q8_0};
 use amla::{
     Backend, BackendId, Data, Elements, EmptyLse, IndexList, Inputs, Lse, LseBase, Options, Pages,
-    Precision, Problem, Rescale, Shape, Sparse, TailMask,
+    Precision, Problem, ProblemShape, Rescale, Sparse, TailMask,
 };
 use half::{bf16, f16};
 
@@ -98,7 +98,7 @@ pub unsafe fn problem<'a>(regions: &mut Regions, call: &Call) -> Result<Problem<
     // SAFETY: as above.
     let sparse = unsafe { sparse(regions, call) }?;
     Ok(Problem {
-        shape: Shape {
+        shape: ProblemShape {
             b: call.b,
             s_q: call.s_q,
             s_k: call.s_k,
@@ -272,7 +272,7 @@ unsafe fn optional_tensor<'a>(
     regions: &mut Regions,
     names: &Names,
     memory: *const Tensor,
-) -> Result<Option<amla::Tensor<'a>>, Fault> {
+) -> Result<Option<amla::TensorRef<'a>>, Fault> {
     if memory.is_null() {
         return Ok(None);
     }
@@ -286,7 +286,7 @@ unsafe fn tensor<'a>(
     regions: &mut Regions,
     names: &Names,
     memory: *const Tensor,
-) -> Result<amla::Tensor<'a>, Fault> {
+) -> Result<amla::TensorRef<'a>, Fault> {
     // SAFETY: needs what this function's contract promises.
     let given = unsafe { read(regions, names.tensor, memory) }?;
     let (data, len, strides) = (given.data, given.len, given.strides);
@@ -372,7 +372,7 @@ unsafe fn tensor<'a>(
             });
         }
     };
-    Ok(amla::Tensor { data, strides })
+    Ok(amla::TensorRef { data, strides })
 }
 
 /// How a call is to be computed.

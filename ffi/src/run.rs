@@ -3,7 +3,7 @@
 use core::ffi::c_void;
 use core::ptr;
 
-use amla::{Part, Plan, Shape, Workspace, combine, decode, merge, run_tasks};
+use amla::{Part, Plan, ProblemShape, Workspace, combine, decode, merge, run_tasks};
 
 use crate::call::{options, output, problem, read_call};
 use crate::choice::Known;
@@ -534,7 +534,7 @@ pub unsafe extern "C" fn amla_merge(
             regions.check()?;
         }
         let given = given.get(..parts_len).unwrap_or_default();
-        let shape = Shape {
+        let shape = ProblemShape {
             b,
             s_q,
             s_k: 0,

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 
 use amla::{
     Backend, Data, Elements, Extra, IndexList, Indices, Inputs, Options, Output, Pages, Precision,
-    Problem, Rescale, SUPPORTED_DIMS, Shape, Sparse, decode, reference,
+    Problem, ProblemShape, Rescale, SUPPORTED_DIMS, Sparse, decode, reference,
 };
 use half::{bf16, f16};
 
@@ -176,7 +176,7 @@ fn max_logits(problem: &Problem, options: &Options) -> Vec<f32> {
 
 /// Golden has them dense.
 fn golden_max_logits(problem: &Problem, rows: &[Row]) {
-    let Shape { s_q, h_q, .. } = problem.shape;
+    let ProblemShape { s_q, h_q, .. } = problem.shape;
     let mut got = vec![0.0; rows.len()];
     reference::golden_max_logits(problem, &mut got).unwrap();
     let s_q = problem.q_indptr.map_or(s_q, |_| rows.len() / h_q);
@@ -582,7 +582,7 @@ fn with_sparse(draw: &mut Draw, mut call: Call, use_it: impl FnOnce(&Problem, &C
     let q = Stored::new(&q.tensor(), q_dims, width(cut.q), q_format);
     let kv = Stored::new(&kv.tensor(), dims, width(cut.kv), format);
     let other = Stored::new(&other.tensor(), second, d_qk, other_format);
-    let shape = Shape {
+    let shape = ProblemShape {
         b,
         s_q,
         s_k: if paged { 0 } else { dims[1] },

@@ -21,7 +21,7 @@
 use amla::schedule::splits;
 use amla::{
     BLOCK_KEYS, BackendId, Data, IndexList, Inputs, Options, Precision, Problem, Rescale, Sparse,
-    Tensor, tile,
+    TensorRef, tile,
 };
 use half::bf16;
 
@@ -242,7 +242,7 @@ fn group(problem: &Problem, row: usize, all: usize) -> usize {
 }
 
 /// The cache and the indices of each key of a query position; `None` for a key that it doesn't see.
-type Keys<'a> = Vec<Option<(&'a Tensor<'a>, [usize; 2])>>;
+type Keys<'a> = Vec<Option<(&'a TensorRef<'a>, [usize; 2])>>;
 
 fn keys<'a>(problem: &'a Problem<'a>, [b, j, n]: [usize; 3], at: [usize; 3]) -> Keys<'a> {
     let [outer, token, h] = at;
@@ -323,8 +323,8 @@ fn int(x: i32) -> usize {
 
 /// A row in two parts, the second of which may be missing.
 fn joined(
-    first: &Tensor,
-    second: Option<&Tensor>,
+    first: &TensorRef,
+    second: Option<&TensorRef>,
     at: [usize; 3],
     [d_qk, d_v]: [usize; 2],
 ) -> Vec<f32> {

@@ -5,7 +5,7 @@ use amla::format::{
     FP8_ROW, MODEL1_ROW, MODEL1_SCALES, Q4_0, Q8_0, encode_e4m3, encode_fp8, encode_int8,
     encode_model1, encode_q4_0, encode_q8_0,
 };
-use amla::{BackendId, Data, Error, Inputs, Options, Problem, Shape, Tensor};
+use amla::{BackendId, Data, Error, Inputs, Options, Problem, ProblemShape, TensorRef};
 use half::{bf16, f16};
 
 use crate::common::backends;
@@ -134,7 +134,7 @@ fn encoded(format: Format, numbers: &[bf16]) {
     let (back, scales, tile): (Vec<f32>, Vec<f32>, usize);
     let read = |data| {
         row(
-            &Tensor {
+            &TensorRef {
                 data,
                 strides: [0; 3],
             },
@@ -321,7 +321,7 @@ fn decodes(format: Format, bytes: &[u8], h_q: usize) {
             (data, [0, width, 0])
         }
     };
-    let kv = Tensor { data, strides };
+    let kv = TensorRef { data, strides };
     let plain: Vec<f32> = (0..2).flat_map(|k| row(&kv, [0, k, 0], width)).collect();
     let rounded: Vec<bf16> = plain.iter().map(|&x| bf16::from_f32(x)).collect();
     let exact = matches!(
@@ -329,7 +329,7 @@ fn decodes(format: Format, bytes: &[u8], h_q: usize) {
         Format::F16 | Format::F32 | Format::Q8_0 | Format::Q4_0
     );
     // The formats' own widths have kernels; 128 is one of them.
-    let shape = Shape {
+    let shape = ProblemShape {
         b: 1,
         s_q: 1,
         s_k: 2,
@@ -344,7 +344,7 @@ fn decodes(format: Format, bytes: &[u8], h_q: usize) {
     let in_bf16 = Problem::dense(shape, &q, &rounded, 0.01);
     let problem = Problem { kv, ..in_bf16 };
     let in_fp32 = Problem {
-        kv: Tensor {
+        kv: TensorRef {
             data: Data::F32(&plain),
             strides: [0, width, 0],
         },

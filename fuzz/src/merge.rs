@@ -1,13 +1,13 @@
 //! `merge` against the definition in FP64, whatever the strides and the values.
 
-use amla::{Elements, EmptyLse, Error, Lse, LseBase, Output, Part, Shape, merge};
+use amla::{Elements, EmptyLse, Error, Lse, LseBase, Output, Part, ProblemShape, merge};
 
 use crate::common::assert_one_nan;
 use crate::draw::Draw;
 use crate::hosts::{PATTERN, untouched};
 
 struct Input {
-    shape: Shape,
+    shape: ProblemShape,
     o_strides: [usize; 3],
     lse_strides: [usize; 3],
     format: Lse,
@@ -18,7 +18,7 @@ struct Input {
 fn input(draw: &mut Draw) -> Input {
     let [b, s_q, h_q] = [3, 3, 5].map(|most| draw.among(0..=most));
     let d_v = draw.one_of(&[1, 2, 63, 64, 65, 130]);
-    let shape = Shape {
+    let shape = ProblemShape {
         b,
         s_q,
         s_k: 0,
@@ -94,7 +94,7 @@ pub fn run(data: &[u8]) {
     }
     let [mut o, mut lse] = input.results[0].clone();
     merged(&input, &mut o, &mut lse).unwrap();
-    let Shape {
+    let ProblemShape {
         b, s_q, h_q, d_v, ..
     } = input.shape;
     let (mut o_written, mut lse_written) = (vec![false; o.len()], vec![false; lse.len()]);
@@ -155,7 +155,7 @@ fn merged(input: &Input, o: &mut [f32], lse: &mut [f32]) -> Result<(), Error> {
         lse_format: input.format,
     };
     merge(&input.shape, total, &parts)?;
-    let Shape { b, s_q, h_q, .. } = input.shape;
+    let ProblemShape { b, s_q, h_q, .. } = input.shape;
     for i in 0..b * h_q * s_q {
         let at = dot([i / s_q / h_q, i / s_q % h_q, i % s_q], input.lse_strides);
         let all = input.results.iter().map(|[_, lse]| lse[at]);

@@ -2,7 +2,8 @@
 
 use amla::schedule::splits;
 use amla::{
-    Elements, Lse, Options, Output, Plan, Problem, Shape, TailMask, combine, decode, run_tasks,
+    Elements, Lse, Options, Output, Plan, Problem, ProblemShape, TailMask, combine, decode,
+    run_tasks,
 };
 use half::bf16;
 
@@ -49,7 +50,7 @@ fn any_shape(draw: &mut Draw) {
         ]),
         _ => draw.u64() as usize,
     };
-    let shape = Shape {
+    let shape = ProblemShape {
         b: size(),
         s_q: size(),
         s_k: size(),
@@ -203,7 +204,7 @@ fn covered(draw: &mut Draw) {
     sizes.causal &= sizes.tail.is_none();
     let b = sizes.keys.len();
     let [h_q, h_kv] = sizes.heads;
-    let shape = Shape {
+    let shape = ProblemShape {
         b,
         s_q: sizes.s_q,
         s_k: *sizes.keys.iter().max().unwrap(),

@@ -1,10 +1,10 @@
 //! Stored rows by the definitions of their formats.
 
-use amla::{Data, Tensor};
+use amla::{Data, TensorRef};
 use half::bf16;
 
 /// The first columns of the row at these indices, as the kernel is to take them.
-pub fn row(tensor: &Tensor, at: [usize; 3], width: usize) -> Vec<f32> {
+pub fn row(tensor: &TensorRef, at: [usize; 3], width: usize) -> Vec<f32> {
     let start = offset(at, tensor.strides);
     let columns = 0..width;
     // FP8, MODEL1, INT8 and E4M3 are BF16 rows stored in less.

@@ -5,7 +5,7 @@
 //! bytes that are repeated for as long as the header says: a mutation then needn't guess
 //! lengths.
 
-use amla::{Options, Plan, Shape};
+use amla::{Options, Plan, ProblemShape};
 use amla_examples::problem::parse;
 
 use crate::common::backends;
@@ -25,7 +25,7 @@ pub fn run(data: &[u8]) {
     let Ok(plan) = Plan::new(&problem) else {
         return;
     };
-    let Shape { b, s_q, h_q, .. } = problem.shape;
+    let ProblemShape { b, s_q, h_q, .. } = problem.shape;
     // Tensors without elements may have any number of rows.
     let bounded = |x: usize, y: usize| x.checked_mul(y).filter(|&n| n <= 4096);
     let Some(rows) = bounded(b, s_q).and_then(|n| bounded(n, h_q)) else {

@@ -12,8 +12,8 @@ use crate::bits::Increment;
 use crate::format::{Data, Dtype, Row};
 use crate::kernel::prefetch::{Budget, Shape as PrefetchShape};
 use crate::kernel::{BackendId, Epilogue, FusedBlock, FusedEnd, PackQ, PackRow, Visitor};
-use crate::problem::{Problem, Tensor};
-use crate::shape::Shape;
+use crate::problem::{Problem, TensorRef};
+use crate::shape::ProblemShape;
 use crate::tile::{GROUP_ROWS, L0a, L0b, PANELS, QPanel, STile, Workspace};
 
 /// No result tells which memory the stages use.
@@ -149,7 +149,7 @@ impl Visitor for Drive<'_> {
 
 impl Drive<'_> {
     fn run<K: Kernel>(self, kernel: K) -> Vec<u32> {
-        let Shape { h_q, s_k, .. } = self.problem.shape;
+        let ProblemShape { h_q, s_k, .. } = self.problem.shape;
         let rows = S_Q * h_q;
         let group = Group {
             problem: self.problem,
@@ -240,7 +240,7 @@ fn a_preload_changes_no_bits() {
         .filter(|&rows| rows <= GROUP_ROWS)
         .flat_map(|rows| lengths.map(|s_k| (rows, s_k)))
     {
-        let shape = Shape {
+        let shape = ProblemShape {
             b: 1,
             s_q: S_Q,
             s_k,
@@ -255,7 +255,7 @@ fn a_preload_changes_no_bits() {
             ..latent
         };
         let with_values = |v| Problem {
-            v: Some(Tensor {
+            v: Some(TensorRef {
                 data: Data::Bf16(v),
                 strides: [s_k * D_V, D_V, D_V],
             }),
@@ -263,7 +263,7 @@ fn a_preload_changes_no_bits() {
         };
         let (separate, not_finite) = (with_values(&v[..s_k * D_V]), with_values(&bad[..s_k * D_V]));
         let converted = Problem {
-            kv: Tensor {
+            kv: TensorRef {
                 data: Data::F16(&halves[..s_k * D_QK]),
                 ..latent.kv
             },

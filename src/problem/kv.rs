@@ -8,9 +8,9 @@ use core::ops::Range;
 use half::bf16;
 
 use super::sequence::segment;
-use super::{Extra, Indices, Problem, Tensor};
+use super::{Extra, Indices, Problem, TensorRef};
 use crate::format::{Dtype, Row};
-use crate::shape::Shape;
+use crate::shape::ProblemShape;
 
 /// Where a key is: the first two indices in the tensors of the first cache, or of the second.
 pub(super) enum Slot {
@@ -110,7 +110,7 @@ impl<'a> Problem<'a> {
     }
 
     /// The tensor whose rows have the values, and in which columns, which are those of a second cache, too.
-    fn value_columns(&self) -> (&Tensor<'a>, Range<usize>) {
+    fn value_columns(&self) -> (&TensorRef<'a>, Range<usize>) {
         let d_v = self.shape.d_v;
         match &self.v {
             Some(v) => (v, 0..d_v),
@@ -119,13 +119,13 @@ impl<'a> Problem<'a> {
     }
 
     /// The second cache.
-    fn second_cache(&self) -> Option<&Tensor<'a>> {
+    fn second_cache(&self) -> Option<&TensorRef<'a>> {
         let sparse = self.sparse.as_ref()?;
         sparse.extra.as_ref().map(|extra| &extra.kv)
     }
 
     /// The same; the first where there is none.
-    fn extra(&self) -> &Tensor<'a> {
+    fn extra(&self) -> &TensorRef<'a> {
         self.second_cache().unwrap_or(&self.kv)
     }
 }
@@ -208,13 +208,13 @@ impl<'a> Problem<'a> {
 
     fn each_row(
         &self,
-        tensor: &Tensor<'a>,
+        tensor: &TensorRef<'a>,
         columns: Range<usize>,
         [b, head]: [usize; 2],
         keys: Range<usize>,
         mut visit: impl FnMut(&'a [Word]),
     ) {
-        let words = |tensor: &Tensor<'a>| {
+        let words = |tensor: &TensorRef<'a>| {
             let (data, each) = tensor.data.words().unwrap_or_default();
             (data, tensor.strides.map(|stride| each * stride))
         };
@@ -451,7 +451,7 @@ impl Iterator for Locations<'_> {
 }
 
 /// Columns before the rotary part, and of it.
-fn widths(shape: &Shape, split: bool) -> [usize; 2] {
+fn widths(shape: &ProblemShape, split: bool) -> [usize; 2] {
     if split {
         [shape.d_v, shape.d_qk - shape.d_v]
     } else {

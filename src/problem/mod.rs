@@ -20,11 +20,12 @@ pub use output::{Elements, EmptyLse, Lse, LseBase, Output};
 pub(crate) use validate::in_range;
 
 use crate::format::{Data, Row};
-use crate::shape::Shape;
+use crate::shape::ProblemShape;
 
-/// A borrowed tensor whose last dimension is contiguous.
+/// A borrowed tensor whose last dimension is contiguous. Its sizes are those of the [`ProblemShape`]; a
+/// [`TensorView`](crate::TensorView) has its own.
 #[derive(Clone, Copy, Debug)]
-pub struct Tensor<'a> {
+pub struct TensorRef<'a> {
     /// The elements.
     pub data: Data<'a>,
     /// Elements from one index to the next of every dimension but the last, outermost dimension
@@ -32,7 +33,7 @@ pub struct Tensor<'a> {
     pub strides: [usize; 3],
 }
 
-impl<'a> Tensor<'a> {
+impl<'a> TensorRef<'a> {
     /// The row at these indices, `width` elements wide. The extent was checked.
     pub(crate) fn row(&self, at: [usize; 3], width: usize) -> Row<'a> {
         self.data.row(at, self.strides, width)
@@ -152,7 +153,7 @@ impl<'a> From<&'a [i64]> for IndexList<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Extra<'a> {
     /// `[pages, page_size, h_kv, d_qk]`.
-    pub kv: Tensor<'a>,
+    pub kv: TensorRef<'a>,
     /// Pages of it.
     pub pages: usize,
     /// Keys per page.
@@ -171,12 +172,12 @@ pub struct Extra<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Problem<'a> {
     /// The sizes.
-    pub shape: Shape,
+    pub shape: ProblemShape,
     /// Absorbed queries, `[b, s_q, h_q, d_qk]`; only the first `d_v` columns of them if `q_rope`
     /// has the others.
-    pub q: Tensor<'a>,
+    pub q: TensorRef<'a>,
     /// The queries' rotary part, `[b, s_q, h_q, d_qk - d_v]`, where it is a tensor of its own.
-    pub q_rope: Option<Tensor<'a>>,
+    pub q_rope: Option<TensorRef<'a>>,
     /// Where each request's queries begin in `q`, `[b + 1]`.
     ///
     /// Request `i` has `q_indptr[i + 1] - q_indptr[i]` positions, at most `s_q`. Outputs of tokens
@@ -184,15 +185,15 @@ pub struct Problem<'a> {
     pub q_indptr: Option<&'a [i32]>,
     /// Cache, `[b, s_k, h_kv, d_qk]`, or `d_v` columns of it if `k_rope` has the others. Unless
     /// `v` is given, `d_v` of its columns are the values.
-    pub kv: Tensor<'a>,
+    pub kv: TensorRef<'a>,
     /// The column of `kv`'s rows at which the values begin, 0 where the rotary part is last:
     /// at most `d_qk - d_v`. 0 with `v`, with `k_rope`, and for FP8 and MODEL1 rows; a
     /// multiple of 32 for ggml's blocks.
     pub v_offset: usize,
     /// The keys' rotary part, `[b, s_k, h_kv, d_qk - d_v]`, where it is a tensor of its own.
-    pub k_rope: Option<Tensor<'a>>,
+    pub k_rope: Option<TensorRef<'a>>,
     /// Separate values, `[b, s_k, h_kv, d_v]`.
-    pub v: Option<Tensor<'a>>,
+    pub v: Option<TensorRef<'a>>,
     /// The cache is paged.
     pub pages: Option<Pages<'a>>,
     /// The cache is ragged: where each request's keys begin, `[b + 1]`.
@@ -227,18 +228,23 @@ pub struct Problem<'a> {
 impl<'a> Problem<'a> {
     /// A problem over dense tensors, every key visible to every query.
     #[must_use]
-    pub const fn dense(shape: Shape, q: &'a [bf16], kv: &'a [bf16], softmax_scale: f32) -> Self {
+    pub const fn dense(
+        shape: ProblemShape,
+        q: &'a [bf16],
+        kv: &'a [bf16],
+        softmax_scale: f32,
+    ) -> Self {
         let q_row = shape.h_q.saturating_mul(shape.d_qk);
         let kv_row = shape.h_kv.saturating_mul(shape.d_qk);
         Self {
             shape,
-            q: Tensor {
+            q: TensorRef {
                 data: Data::Bf16(q),
                 strides: [q_row.saturating_mul(shape.s_q), q_row, shape.d_qk],
             },
             q_rope: None,
             q_indptr: None,
-            kv: Tensor {
+            kv: TensorRef {
                 data: Data::Bf16(kv),
                 strides: [shape.s_k.saturating_mul(kv_row), kv_row, shape.d_qk],
             },

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use super::validate::{check_disjoint, check_extent};
 use crate::bits::bf16_round;
 use crate::error::{Argument, Error};
-use crate::shape::Shape;
+use crate::shape::ProblemShape;
 
 /// The output's elements, in one of its formats.
 #[derive(Debug)]
@@ -134,7 +134,7 @@ pub struct Output<'a> {
 impl<'a> Output<'a> {
     /// Dense outputs, O and lse.
     #[must_use]
-    pub const fn dense(shape: Shape, o: Elements<'a>, lse: &'a mut [f32]) -> Self {
+    pub const fn dense(shape: ProblemShape, o: Elements<'a>, lse: &'a mut [f32]) -> Self {
         let row = shape.h_q.saturating_mul(shape.d_v);
         Self {
             o,
@@ -154,7 +154,7 @@ impl<'a> Output<'a> {
     ///
     /// # Errors
     /// The first argument found at fault.
-    pub(crate) fn check(&self, [b, s_q]: [usize; 2], s: &Shape) -> Result<(), Error> {
+    pub(crate) fn check(&self, [b, s_q]: [usize; 2], s: &ProblemShape) -> Result<(), Error> {
         let o = [b, s_q, s.h_q];
         check_extent(Argument::O, self.o.len(), o, self.o_strides, s.d_v)?;
         check_disjoint(Argument::O, o, self.o_strides, s.d_v)?;

@@ -2,7 +2,7 @@
 
 use super::kv::MAX_WIDTH;
 use super::sequence::{segment, total_rows};
-use super::{Indices, Problem, Sparse, Tensor};
+use super::{Indices, Problem, Sparse, TensorRef};
 use crate::error::{Argument, Error, right_length};
 use crate::format::{Data, MODEL1_SCALES};
 
@@ -200,7 +200,7 @@ impl Problem<'_> {
             Some(sparse) => sparse.extra.as_ref(),
             None => None,
         };
-        let at_column = |rows: &Tensor<'_>| rows.data.has_column(self.v_offset);
+        let at_column = |rows: &TensorRef<'_>| rows.data.has_column(self.v_offset);
         let last = if at_column(&self.kv) && extra.is_none_or(|extra| at_column(&extra.kv)) {
             width - self.shape.d_v
         } else {
@@ -302,11 +302,11 @@ fn check_indptr(argument: Argument, indptr: &[i32], b: usize, limit: usize) -> R
 }
 
 fn check_tensors<const N: usize>(
-    tensors: [(Argument, Option<&Tensor<'_>>, usize); N],
+    tensors: [(Argument, Option<&TensorRef<'_>>, usize); N],
     dims: [usize; 3],
 ) -> Result<(), Error> {
     for (argument, tensor, width) in tensors {
-        let Some(Tensor { data, strides }) = tensor else {
+        let Some(TensorRef { data, strides }) = tensor else {
             continue;
         };
         let width = data

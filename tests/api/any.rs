@@ -1,6 +1,6 @@
 //! Random problems in random layouts, against Golden and bit for bit.
 
-use amla::{Backend, Shape};
+use amla::{Backend, ProblemShape};
 use proptest::prelude::{Just, Strategy, any, prop_oneof};
 use proptest::test_runner::{Config, RngSeed, TestRunner};
 
@@ -10,7 +10,7 @@ use crate::layouts::{Layout, ORDERS, check_layout};
 
 #[derive(Clone, Debug)]
 struct Recipe {
-    shape: Shape,
+    shape: ProblemShape,
     seed: u64,
     separate: bool,
     causal: bool,
@@ -39,7 +39,7 @@ fn recipe() -> impl Strategy<Value = Recipe> {
         .prop_map(
             |((b, s_q, s_k, h_q), (d_qk, d_v), lens, (separate, causal), seed, scale, layout)| {
                 Recipe {
-                    shape: Shape {
+                    shape: ProblemShape {
                         b,
                         s_q,
                         s_k,
@@ -65,7 +65,7 @@ fn recipe() -> impl Strategy<Value = Recipe> {
 
 impl Recipe {
     fn case(&self) -> Case {
-        let Shape {
+        let ProblemShape {
             b,
             s_q,
             s_k,

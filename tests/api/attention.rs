@@ -2,7 +2,7 @@
 
 use amla::{
     Argument, Attention, Backend, BackendId, Data, Elements, Error, IndexList, Indices, Inputs,
-    Options, Output, Pages, Precision, Problem, Rescale, Shape, Sparse, TailMask, Tensor,
+    Options, Output, Pages, Precision, Problem, ProblemShape, Rescale, Sparse, TailMask, TensorRef,
     TensorView, Workspace, Workspaces, decode,
 };
 use half::{bf16, f16};
@@ -23,7 +23,7 @@ fn same(attention: &Attention<'_>, want: &Problem<'_>, options: &Options) {
         None => s.b * s.s_q * s.h_q,
     };
     let (mut o, mut lse) = (vec![0.0; rows * s.d_v], vec![0.0; rows]);
-    let dense = Shape {
+    let dense = ProblemShape {
         b: if want.q_indptr.is_some() { 1 } else { s.b },
         s_q: rows / s.h_q / if want.q_indptr.is_some() { 1 } else { s.b },
         ..s
@@ -70,7 +70,7 @@ impl Tensors {
     }
 
     fn problem(&self) -> Problem<'_> {
-        let shape = Shape {
+        let shape = ProblemShape {
             b: B,
             s_q: S_Q,
             s_k: KEYS,
@@ -140,11 +140,11 @@ fn other_values() {
         .map(|x| f16::from_f32(x.to_f32()))
         .collect();
     let apart = Problem {
-        shape: Shape {
+        shape: ProblemShape {
             d_v: 128,
             ..problem.shape
         },
-        v: Some(Tensor {
+        v: Some(TensorRef {
             data: Data::F16(&v),
             strides: [KEYS * 128, 128, 128],
         }),
@@ -181,7 +181,7 @@ fn caches_in_pages_and_ragged_ones() {
     let pages = TensorView::new(&tensors.kv, [5, 16, 1, 576]);
     let table = [4, 0, 1, 2, 3, -1];
     let paged = Problem {
-        shape: Shape {
+        shape: ProblemShape {
             s_k: 48,
             ..problem.shape
         },
@@ -192,7 +192,7 @@ fn caches_in_pages_and_ragged_ones() {
             page_size: 16,
             pages: 5,
         }),
-        kv: Tensor {
+        kv: TensorRef {
             data: Data::Bf16(&tensors.kv),
             strides: [16 * 576, 576, 576],
         },
@@ -220,7 +220,7 @@ fn caches_in_pages_and_ragged_ones() {
     let attention = attention.lengths(&[37, 20]).sparse(sparse);
     same(&attention, &chosen, &options);
     let ragged = Problem {
-        shape: Shape {
+        shape: ProblemShape {
             s_q: 4,
             s_k: 50,
             ..problem.shape

@@ -1,8 +1,8 @@
 //! Calls, and what they write: outputs bit for bit.
 
 use amla::{
-    Backend, Elements, Error, Options, Output, Plan, Precision, Problem, Shape, combine, decode,
-    reference, run_task,
+    Backend, Elements, Error, Options, Output, Plan, Precision, Problem, ProblemShape, combine,
+    decode, reference, run_task,
 };
 use half::bf16;
 
@@ -43,7 +43,7 @@ pub fn bits16(xs: &[bf16]) -> Vec<u16> {
 pub type Bits = (Vec<u32>, Vec<u32>);
 
 /// Calls with dense FP32 outputs of that shape.
-pub fn dense(shape: Shape, call: impl FnOnce(Output) -> Result<(), Error>) -> Bits {
+pub fn dense(shape: ProblemShape, call: impl FnOnce(Output) -> Result<(), Error>) -> Bits {
     let rows = shape.b * shape.s_q * shape.h_q;
     let (mut o, mut lse) = (pattern(rows * shape.d_v), pattern(rows));
     call(Output::dense(shape, Elements::F32(&mut o), &mut lse)).unwrap();

@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use amla::{Elements, Output, Plan, Problem, Shape, combine, decode, reference};
+use amla::{Elements, Output, Plan, Problem, ProblemShape, combine, decode, reference};
 use half::bf16;
 
 use crate::calls::{REFERENCES, bits, default_on, pattern};
@@ -57,7 +57,7 @@ fn huge_shapes_over_tiny_buffers() {
             in_no_time(&format!("{huge} in field {field}"), move || {
                 let [b, s_q, s_k, h_q, h_kv, d_qk, d_v] =
                     std::array::from_fn(|i| if i == field || field == 7 { huge } else { 1 });
-                let shape = Shape {
+                let shape = ProblemShape {
                     b,
                     s_q,
                     s_k,
@@ -80,7 +80,7 @@ fn huge_shapes_over_tiny_buffers() {
 #[test]
 fn more_tasks_than_can_be_counted() {
     let heads = 1 << 28;
-    let shape = Shape {
+    let shape = ProblemShape {
         b: 1,
         s_q: 1,
         s_k: 65_536,
@@ -105,7 +105,7 @@ fn more_tasks_than_can_be_counted() {
 fn huge_shapes_of_repeated_rows() {
     let int = i32::MAX as usize;
     let huge = [int, usize::MAX / 2, usize::MAX];
-    let shape = Shape {
+    let shape = ProblemShape {
         b: 1,
         s_q: 1,
         s_k: 1,
@@ -116,13 +116,13 @@ fn huge_shapes_of_repeated_rows() {
     };
     let mut shapes = Vec::new();
     for b in huge {
-        shapes.push(Shape { b, ..shape });
-        shapes.push(Shape {
+        shapes.push(ProblemShape { b, ..shape });
+        shapes.push(ProblemShape {
             b,
             s_k: int,
             ..shape
         });
-        shapes.push(Shape {
+        shapes.push(ProblemShape {
             b,
             s_q: int,
             h_q: int,
@@ -130,12 +130,12 @@ fn huge_shapes_of_repeated_rows() {
             ..shape
         });
     }
-    shapes.push(Shape {
+    shapes.push(ProblemShape {
         s_q: int,
         h_q: int,
         ..shape
     });
-    shapes.push(Shape { h_q: int, ..shape });
+    shapes.push(ProblemShape { h_q: int, ..shape });
     for shape in shapes {
         in_no_time(&format!("{shape:?}"), move || {
             let mut problem = Problem::dense(shape, &SOME, &SOME, 1.0);

@@ -3,8 +3,8 @@
 use std::fmt::Debug;
 
 use amla::{
-    Backend, Data, Elements, Lse, Options, Output, Plan, Problem, Shape, Tensor, combine, decode,
-    run_task,
+    Backend, Data, Elements, Lse, Options, Output, Plan, Problem, ProblemShape, TensorRef, combine,
+    decode, run_task,
 };
 use half::bf16;
 
@@ -15,7 +15,7 @@ use crate::common::{Case, modes, normal, workspace};
 
 #[test]
 fn dense_is_dense() {
-    let shape = Shape {
+    let shape = ProblemShape {
         b: 2,
         s_q: 3,
         s_k: 5,
@@ -25,7 +25,7 @@ fn dense_is_dense() {
         d_v: 256,
     };
     const EMPTY: Problem<'_> = Problem::dense(
-        Shape {
+        ProblemShape {
             b: usize::MAX,
             s_q: usize::MAX,
             s_k: usize::MAX,
@@ -65,7 +65,7 @@ fn dense_is_dense() {
         .flat_map(|row| &row[..256])
         .copied()
         .collect();
-    let v = Some(Tensor {
+    let v = Some(TensorRef {
         data: Data::Bf16(&v),
         strides: [5 * 256, 256, 0],
     });
@@ -170,7 +170,7 @@ pub const ORDERS: [[usize; 3]; 6] = [
 
 /// The strided problem and outputs give the bits of the dense ones, and write nowhere else.
 pub fn check_layout(case: &Case, options: &Options, layout: Layout, want: &Bits) {
-    let Shape {
+    let ProblemShape {
         b,
         s_q,
         s_k,
@@ -192,15 +192,15 @@ pub fn check_layout(case: &Case, options: &Options, layout: Layout, want: &Bits)
     let kv = spread(&case.kv, [b, s_k], d_qk, kv_strides);
     let v = case.v.as_ref().map(|v| spread(v, [b, s_k], d_v, v_strides));
     let problem = Problem {
-        q: Tensor {
+        q: TensorRef {
             data: Data::Bf16(&q),
             strides: q_strides,
         },
-        kv: Tensor {
+        kv: TensorRef {
             data: Data::Bf16(&kv),
             strides: [kv_strides[0], kv_strides[1], 0],
         },
-        v: v.as_ref().map(|v| Tensor {
+        v: v.as_ref().map(|v| TensorRef {
             data: Data::Bf16(v),
             strides: [v_strides[0], v_strides[1], 0],
         }),

@@ -2,8 +2,8 @@
 //! Refused calls write nothing.
 
 use amla::{
-    Argument, Data, Elements, Error, Output, Plan, Problem, Shape, Tensor, combine, decode,
-    reference, run_task,
+    Argument, Data, Elements, Error, Output, Plan, Problem, ProblemShape, TensorRef, combine,
+    decode, reference, run_task,
 };
 
 use crate::calls::{REFERENCES, SMALL, bits, bits16, pattern, pattern16};
@@ -343,7 +343,7 @@ const INPUTS: &[Input] = {
 };
 
 /// Takes the last elements off.
-fn shorten(tensor: &mut Tensor, by: usize) {
+fn shorten(tensor: &mut TensorRef, by: usize) {
     let Data::Bf16(data) = tensor.data else {
         unreachable!()
     };
@@ -363,7 +363,7 @@ fn refuses_inputs() {
 #[test]
 fn refuses_huge_counts() {
     let good = good();
-    type Set = fn(&mut Shape) -> &mut usize;
+    type Set = fn(&mut ProblemShape) -> &mut usize;
     let counts: [(Argument, Set, usize); 5] = [
         (Argument::SQ, |s| &mut s.s_q, 1),
         (Argument::SK, |s| &mut s.s_k, 0),

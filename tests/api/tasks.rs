@@ -5,7 +5,7 @@ use std::thread;
 
 use amla::tile::{GROUP_ROWS, PANEL_ROWS, PANELS};
 use amla::{
-    Backend, BackendId, Options, Plan, Problem, Shape, TailMask, combine, run_task, schedule,
+    Backend, BackendId, Options, Plan, Problem, ProblemShape, TailMask, combine, run_task, schedule,
 };
 use half::bf16;
 
@@ -130,7 +130,7 @@ fn under_16_tasks_are_cut_finer() {
     let tasks = |b, s_q, s_k, h_q| {
         let (q, kv) = (vec![bf16::ZERO; 64], vec![bf16::ZERO; 64]);
         let mut problem = Problem::dense(
-            Shape {
+            ProblemShape {
                 b,
                 s_q,
                 s_k,

@@ -4,8 +4,8 @@
 use std::fmt::Debug;
 
 use amla::{
-    Argument, Backend, Data, Elements, Error, Lse, Options, Output, Pages, Plan, Problem, Shape,
-    TailMask, Tensor, combine, decode, reference, run_task,
+    Argument, Backend, Data, Elements, Error, Lse, Options, Output, Pages, Plan, Problem,
+    ProblemShape, TailMask, TensorRef, combine, decode, reference, run_task,
 };
 use half::bf16;
 use rand::seq::SliceRandom;
@@ -399,20 +399,20 @@ impl Rows {
     }
 
     /// All from that row on.
-    pub fn from(&self, at: [usize; 3]) -> Tensor<'_> {
+    pub fn from(&self, at: [usize; 3]) -> TensorRef<'_> {
         let start = self.start(at).min(self.data.len());
-        Tensor {
+        TensorRef {
             data: Data::Bf16(&self.data[start..]),
             strides: self.strides,
         }
     }
 
-    pub fn tensor(&self) -> Tensor<'_> {
+    pub fn tensor(&self) -> TensorRef<'_> {
         self.from([0; 3])
     }
 
     /// The tensor, if it has columns.
-    fn some(&self) -> Option<Tensor<'_>> {
+    fn some(&self) -> Option<TensorRef<'_>> {
         (self.width > 0).then(|| self.tensor())
     }
 }
@@ -482,7 +482,7 @@ fn offsets(start: usize, counts: impl Iterator<Item = usize>) -> Vec<usize> {
 /// A host's problem in memory.
 pub struct Laid<'a> {
     host: &'a Host,
-    shape: Shape,
+    shape: ProblemShape,
     /// Before the rotary part, and that.
     q: [Rows; 2],
     q_indptr: Option<Vec<i32>>,
@@ -505,7 +505,7 @@ impl Host {
         let ([h_q, h_kv], (d_qk, d_v)) = (self.heads, self.dims);
         let lens: Vec<usize> = self.requests.iter().map(|r| r.len).collect();
         let queries = self.requests.iter().map(|r| r.n);
-        let shape = Shape {
+        let shape = ProblemShape {
             b: lens.len(),
             s_q: queries.clone().max().unwrap_or(0).max(1),
             s_k: lens.iter().max().unwrap_or(&0) + spare,
@@ -662,14 +662,14 @@ pub fn untouched(xs: &[f32]) -> bool {
 
 /// Rows of a problem's results.
 pub fn rows(problem: &Problem) -> usize {
-    let Shape { b, s_q, h_q, .. } = problem.shape;
+    let ProblemShape { b, s_q, h_q, .. } = problem.shape;
     let tokens = |indptr: &[i32]| usize::try_from(indptr[b]).unwrap();
     problem.q_indptr.map_or(b * s_q, tokens) * h_q
 }
 
 /// Token by token.
 pub fn output<'a>(problem: &Problem, o: Elements<'a>, lse: &'a mut [f32]) -> Output<'a> {
-    let Shape { s_q, h_q, d_v, .. } = problem.shape;
+    let ProblemShape { s_q, h_q, d_v, .. } = problem.shape;
     Output {
         o,
         o_strides: [s_q * h_q * d_v, h_q * d_v, d_v],
@@ -711,7 +711,7 @@ pub fn combined(problem: &Problem, options: &Options) -> Bits {
 
 /// Golden of a problem, token by token.
 pub fn golden(problem: &Problem) -> (Vec<f64>, Vec<f64>) {
-    let Shape {
+    let ProblemShape {
         b, s_q, h_q, d_v, ..
     } = problem.shape;
     let rows = rows(problem);

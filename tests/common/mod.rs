@@ -8,8 +8,8 @@ use std::io::Write;
 use std::sync::LazyLock;
 
 use amla::{
-    Backend, BackendId, Data, Elements, Lse, Options, Output, Precision, Problem, Rescale, Shape,
-    Tensor, Workspace, decode, reference,
+    Backend, BackendId, Data, Elements, Lse, Options, Output, Precision, Problem, ProblemShape,
+    Rescale, TensorRef, Workspace, decode, reference,
 };
 use half::bf16;
 use rand::{Rng, SeedableRng};
@@ -165,7 +165,7 @@ pub fn run_with(
 /// A problem that owns its tensors.
 #[derive(Clone)]
 pub struct Case {
-    pub shape: Shape,
+    pub shape: ProblemShape,
     pub q: Vec<bf16>,
     pub kv: Vec<bf16>,
     pub v: Option<Vec<bf16>>,
@@ -177,7 +177,7 @@ pub struct Case {
 impl Case {
     /// N(0, 1) data at the given sizes, all keys visible.
     pub fn new(b: usize, s_q: usize, s_k: usize, h_q: usize, (d_qk, d_v): (usize, usize)) -> Self {
-        let shape = Shape {
+        let shape = ProblemShape {
             b,
             s_q,
             s_k,
@@ -198,9 +198,9 @@ impl Case {
     }
 
     pub fn problem(&self) -> Problem<'_> {
-        let Shape { s_k, d_v, .. } = self.shape;
+        let ProblemShape { s_k, d_v, .. } = self.shape;
         Problem {
-            v: self.v.as_ref().map(|data| Tensor {
+            v: self.v.as_ref().map(|data| TensorRef {
                 data: Data::Bf16(data),
                 strides: [s_k * d_v, d_v, 0],
             }),
@@ -212,20 +212,20 @@ impl Case {
 
     /// One query row, to be overwritten.
     pub fn q_row(&mut self, b: usize, j: usize, h: usize) -> &mut [bf16] {
-        let Shape { s_q, h_q, d_qk, .. } = self.shape;
+        let ProblemShape { s_q, h_q, d_qk, .. } = self.shape;
         let row = (b * s_q + j) * h_q + h;
         &mut self.q[row * d_qk..][..d_qk]
     }
 
     /// One key, to be overwritten.
     pub fn key(&mut self, b: usize, k: usize) -> &mut [bf16] {
-        let Shape { s_k, d_qk, .. } = self.shape;
+        let ProblemShape { s_k, d_qk, .. } = self.shape;
         &mut self.kv[(b * s_k + k) * d_qk..][..d_qk]
     }
 
     /// Values apart from the keys, N(0, 1).
     pub fn separate_v(mut self) -> Self {
-        let Shape { b, s_k, d_v, .. } = self.shape;
+        let ProblemShape { b, s_k, d_v, .. } = self.shape;
         self.v = Some(normal(3, 1.0, b * s_k * d_v));
         self
     }
@@ -237,7 +237,7 @@ impl Case {
     }
 
     pub fn value(&mut self, b: usize, k: usize) -> &mut [bf16] {
-        let Shape { s_k, d_v, .. } = self.shape;
+        let ProblemShape { s_k, d_v, .. } = self.shape;
         &mut self.v.as_mut().unwrap()[(b * s_k + k) * d_v..][..d_v]
     }
 
@@ -261,7 +261,7 @@ impl Case {
 
     /// `[O, sum of P |v| / l, lse]` of Golden; the second is what rounding errors scale with.
     fn golden_with_magnitudes(&self) -> [Vec<f64>; 3] {
-        let Shape { d_qk, d_v, .. } = self.shape;
+        let ProblemShape { d_qk, d_v, .. } = self.shape;
         let mut case = self.clone();
         case.v = Some(with_magnitudes(&self.kv, self.v.as_deref(), (d_qk, d_v)));
         case.shape.d_v = 2 * d_v;

@@ -4,7 +4,7 @@ use amla::format::{
     FP8_ROW, MODEL1_ROW, MODEL1_SCALES, Q4_0, Q8_0, encode_e4m3, encode_fp8, encode_int8,
     encode_model1, encode_q4_0, encode_q8_0,
 };
-use amla::{Data, Tensor};
+use amla::{Data, TensorRef};
 use half::{bf16, f16};
 
 /// How a tensor is stored.
@@ -50,7 +50,7 @@ fn longer((i, x): (usize, &bf16)) -> f32 {
 
 impl Stored {
     /// Numbers and INT8 have the tensor's strides, scales where their rows begin; FP8 and blocks are dense.
-    pub fn new(tensor: &Tensor, dims: [usize; 3], width: usize, format: Format) -> Self {
+    pub fn new(tensor: &TensorRef, dims: [usize; 3], width: usize, format: Format) -> Self {
         let Data::Bf16(data) = tensor.data else {
             unreachable!("tensors are laid out in BF16");
         };
@@ -128,7 +128,7 @@ impl Stored {
         Self { elements, strides }
     }
 
-    pub fn tensor(&self) -> Tensor<'_> {
+    pub fn tensor(&self) -> TensorRef<'_> {
         let strides = self.strides;
         let data = match &self.elements {
             Owned::Bf16(data) => Data::Bf16(data),
@@ -153,6 +153,6 @@ impl Stored {
                 scale_stride: MODEL1_SCALES,
             },
         };
-        Tensor { data, strides }
+        TensorRef { data, strides }
     }
 }

@@ -1,8 +1,8 @@
 //! Calls of everything that takes a problem, good problems to be changed, and errors.
 
 use amla::{
-    Argument, Elements, Error, Extra, IndexList, Indices, Options, Output, Plan, Problem, Shape,
-    Sparse, Workspace, combine, decode, run_task, run_tasks,
+    Argument, Elements, Error, Extra, IndexList, Indices, Options, Output, Plan, Problem,
+    ProblemShape, Sparse, Workspace, combine, decode, run_task, run_tasks,
 };
 
 use crate::common::workspace;
@@ -45,7 +45,7 @@ impl Caller {
     #[track_caller]
     pub fn output(
         &mut self,
-        shape: Shape,
+        shape: ProblemShape,
         want: Error,
         arrange: impl Fn(&mut Output),
         mut call: impl FnMut(Output, &mut Workspace, &mut [f32]) -> Result<(), Error>,

@@ -3,7 +3,8 @@
 use std::cell::RefCell;
 
 use amla::{
-    Argument, Data, Error, Extra, IndexList, Indices, Pages, Problem, Shape, Sparse, TailMask,
+    Argument, Data, Error, Extra, IndexList, Indices, Pages, Problem, ProblemShape, Sparse,
+    TailMask,
 };
 use half::bf16;
 
@@ -19,7 +20,7 @@ fn sizes_and_options() {
         let deny = |want, change: &dyn Fn(&mut Problem)| {
             caller.borrow_mut().problem(&with(good, change), good, want);
         };
-        type Set = fn(&mut Shape) -> &mut usize;
+        type Set = fn(&mut ProblemShape) -> &mut usize;
         let counts: [(Argument, Set); 6] = [
             (Argument::SQ, |s| &mut s.s_q),
             (Argument::SK, |s| &mut s.s_k),

@@ -1,8 +1,8 @@
 //! Outputs, plans and partial results.
 
 use amla::{
-    Argument, Elements, Error, Lse, Options, Output, Part, Plan, Problem, Shape, combine, decode,
-    merge, run_task,
+    Argument, Elements, Error, Lse, Options, Output, Part, Plan, Problem, ProblemShape, combine,
+    decode, merge, run_task,
 };
 
 use crate::caller::{Caller, DIMS, HEADS, LENS, out_of_range, report, too_short, wrong_length};
@@ -175,7 +175,7 @@ fn with_apart_one(call: impl FnOnce(&Problem)) {
 #[test]
 fn merging() {
     let mut caller = Caller::new();
-    let shape = Shape {
+    let shape = ProblemShape {
         b: 2,
         s_q: 2,
         s_k: 0,

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use amla::format::{FP8_ROW, MODEL1_ROW};
-use amla::{Argument, Data, Error, IndexList, Indices, Pages, Plan, Problem, Sparse, Tensor};
+use amla::{Argument, Data, Error, IndexList, Indices, Pages, Plan, Problem, Sparse, TensorRef};
 
 use crate::caller::{
     Caller, DIMS, LENS, MAX, PAGE, out_of_range, report, too_short, with, with_apart, with_sparse,
@@ -339,7 +339,7 @@ fn chosen_keys_of_ragged_queries() {
         };
         caller.problem(&bad, good, want);
     }
-    type At = for<'a, 'b> fn(&'b mut Problem<'a>) -> &'b mut Tensor<'a>;
+    type At = for<'a, 'b> fn(&'b mut Problem<'a>) -> &'b mut TensorRef<'a>;
     let parts: [(Argument, At); 3] = [
         (Argument::Kv, |p| &mut p.kv),
         (Argument::KRope, |p| p.k_rope.as_mut().unwrap()),
@@ -406,7 +406,7 @@ fn columns_of_values() {
         let host = Host::new([1, 1], dims, &[(1, LENS[0])]);
         let laid = host.laid(PLAIN);
         let good = &with(&laid.problem(), |p| {
-            p.kv = Tensor {
+            p.kv = TensorRef {
                 data,
                 strides: [0, row, 0],
             };

@@ -3,12 +3,12 @@
 use std::cell::RefCell;
 
 use amla::format::{Q4_0, Q8_0};
-use amla::{Argument, Data, Error, Problem, Tensor};
+use amla::{Argument, Data, Error, Problem, TensorRef};
 use half::f16;
 
 use crate::caller::{Caller, DIMS, report, too_short, with, with_apart, with_sparse};
 
-type Access = for<'a, 'b> fn(&'b mut Problem<'a>) -> &'b mut Tensor<'a>;
+type Access = for<'a, 'b> fn(&'b mut Problem<'a>) -> &'b mut TensorRef<'a>;
 
 const TENSORS: [(Argument, usize, Access); 5] = [
     (Argument::Q, DIMS.1, |p| &mut p.q),
@@ -53,7 +53,7 @@ fn deny_tensor(
 ) {
     let dims = dims(good, argument);
     let mut copy = *good;
-    let Tensor { data, strides } = *at(&mut copy);
+    let TensorRef { data, strides } = *at(&mut copy);
     let Data::Bf16(data) = data else {
         unreachable!()
     };
@@ -80,7 +80,7 @@ fn deny_tensor(
         strides,
     };
     let mut deny = |want, data, strides| {
-        let bad = with(good, |p| *at(p) = Tensor { data, strides });
+        let bad = with(good, |p| *at(p) = TensorRef { data, strides });
         caller.problem(&bad, good, want);
     };
     for len in [0, 1, needed / 2, needed - 1] {
@@ -152,7 +152,7 @@ fn deny_blocks(
     let (q8, q4) = (vec![Q8_0::default(); needed], vec![Q4_0::default(); needed]);
     let mut deny = |want, len: usize, strides| {
         for data in [Data::Q8_0(&q8[..len]), Data::Q4_0(&q4[..len])] {
-            let bad = with(good, |p| *at(p) = Tensor { data, strides });
+            let bad = with(good, |p| *at(p) = TensorRef { data, strides });
             caller.problem(&bad, good, want);
         }
     };
@@ -191,7 +191,7 @@ fn deny_blocks(
     for data in [Data::Q8_0(&q8), Data::Q4_0(&q4)] {
         let bad = with(good, |p| {
             (p.shape.d_qk, p.shape.d_v) = (d_qk, d_v);
-            *at(p) = Tensor { data, strides };
+            *at(p) = TensorRef { data, strides };
         });
         caller.problem(&bad, good, Error::Format { argument, width });
     }

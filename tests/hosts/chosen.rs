@@ -1,6 +1,6 @@
 //! Chosen keys in every layout: split, ragged and paged, of each KV head its own, in 32 bits and in 64.
 
-use amla::{Backend, Data, IndexList, Indices, Pages, Plan, Problem, Sparse, Tensor};
+use amla::{Backend, Data, IndexList, Indices, Pages, Plan, Problem, Sparse, TensorRef};
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -242,7 +242,7 @@ pub fn rows_beyond_32_bits(backend: Backend) {
     }
     let host = Host::new([3, 1], SMALL, &[(1, TOPK)]);
     let laid = host.laid(PLAIN);
-    let int8 = |values, stride: usize| Tensor {
+    let int8 = |values, stride: usize| TensorRef {
         data: Data::Int8 {
             values,
             scales: &[0.01],
@@ -251,7 +251,7 @@ pub fn rows_beyond_32_bits(backend: Backend) {
         strides: [stride, stride, 0],
     };
     let dense = Problem {
-        kv: Tensor {
+        kv: TensorRef {
             strides: [0, width, 0],
             ..int8(&near, width)
         },
@@ -263,7 +263,7 @@ pub fn rows_beyond_32_bits(backend: Backend) {
     for (page_size, list) in [(1, &indices), (4, &indices), (1, &with_outside)] {
         let pages = ROWS / page_size;
         let sparse = Problem {
-            kv: Tensor {
+            kv: TensorRef {
                 strides: [page_size, 1, 0],
                 ..int8(&values, 1)
             },

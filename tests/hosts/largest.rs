@@ -1,7 +1,8 @@
 //! Largest scores: of rows in every kernel, of keys that a reference needn't move for, and of special values.
 
 use amla::{
-    Backend, Elements, Options, Output, Plan, Problem, Shape, combine, decode, reference, run_tasks,
+    Backend, Elements, Options, Output, Plan, Problem, ProblemShape, combine, decode, reference,
+    run_tasks,
 };
 use half::bf16;
 
@@ -85,7 +86,7 @@ pub fn special_scores(backend: Backend) {
 /// The largest scores alone, of the whole and of tasks, bit for bit alike and near Golden's.
 #[track_caller]
 pub fn check_max_logits(problem: &Problem, options: &Options) {
-    let (rows, Shape { s_q, h_q, .. }) = (rows(problem), problem.shape);
+    let (rows, ProblemShape { s_q, h_q, .. }) = (rows(problem), problem.shape);
     // Of a request, or of all where they are ragged: dense, as Golden has them.
     let tokens = problem.q_indptr.map_or(s_q, |_| rows / h_q);
     let mut want = vec![0.0; rows];

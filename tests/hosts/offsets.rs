@@ -1,6 +1,6 @@
 //! Values that begin at another column of the keys than their first.
 
-use amla::{Backend, Data, Problem, Tensor, format};
+use amla::{Backend, Data, Problem, TensorRef, format};
 use half::f16;
 
 use crate::common::modes;
@@ -38,7 +38,7 @@ pub fn rope_first_rows(backend: Backend) {
                 };
                 let apart = Problem {
                     v_offset: 0,
-                    v: Some(Tensor {
+                    v: Some(TensorRef {
                         data: Data::Bf16(&data[host.v_offset..]),
                         ..problem.kv
                     }),
@@ -90,12 +90,12 @@ pub fn rope_first_rows_in_other_formats(backend: Backend) {
         ] {
             let strides = problem.kv.strides;
             let first = Problem {
-                kv: Tensor { data, strides },
+                kv: TensorRef { data, strides },
                 ..problem
             };
             let apart = Problem {
                 v_offset: 0,
-                v: Some(Tensor {
+                v: Some(TensorRef {
                     data: values,
                     strides,
                 }),

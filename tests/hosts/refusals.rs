@@ -1,7 +1,7 @@
 //! What calls refuse of hosts' inputs. Refused calls write nothing.
 
 use amla::{
-    Argument, Data, Elements, Error, Options, Output, Pages, Plan, Problem, TailMask, Tensor,
+    Argument, Data, Elements, Error, Options, Output, Pages, Plan, Problem, TailMask, TensorRef,
     combine, decode, reference, run_task,
 };
 
@@ -344,7 +344,7 @@ fn refuses_options() {
 }
 
 /// Takes the last element off; how many there were.
-fn shorten(tensor: &mut Tensor<'_>) -> usize {
+fn shorten(tensor: &mut TensorRef<'_>) -> usize {
     let Data::Bf16(data) = tensor.data else {
         unreachable!();
     };
@@ -354,7 +354,7 @@ fn shorten(tensor: &mut Tensor<'_>) -> usize {
 
 #[test]
 fn refuses_parts() {
-    type Part = for<'a, 'b> fn(&'b mut Problem<'a>) -> &'b mut Tensor<'a>;
+    type Part = for<'a, 'b> fn(&'b mut Problem<'a>) -> &'b mut TensorRef<'a>;
     let parts: [(Argument, Part); 5] = [
         (Argument::Q, |p| &mut p.q),
         (Argument::QRope, |p| p.q_rope.as_mut().unwrap()),

@@ -1,6 +1,6 @@
 //! A cell of the table: model beside paper, as text and as JSON.
 
-use amla::Shape;
+use amla::ProblemShape;
 use amla_ascend::paper::{self, Figure};
 use amla_ascend::{Kernel, Pipe, Report};
 use serde_json::{Value, json};
@@ -10,13 +10,13 @@ use crate::output::percent;
 
 /// A shape and its run.
 pub struct Cell {
-    pub shape: Shape,
+    pub shape: ProblemShape,
     kernel: Kernel,
     pub report: Report,
 }
 
 impl Cell {
-    pub fn new(shape: Shape, kernel: &Kernel, report: Report) -> Self {
+    pub fn new(shape: ProblemShape, kernel: &Kernel, report: Report) -> Self {
         Self {
             shape,
             kernel: *kernel,

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use amla::Shape;
+use amla::ProblemShape;
 use amla_ascend::{Pipe, Work};
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -25,7 +25,7 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn<T> = Result<T, String>;
 
 /// The SVG, with a panel for each of the trace's windows.
-pub fn draw(trace: &Trace, shape: &Shape) -> Drawn<String> {
+pub fn draw(trace: &Trace, shape: &ProblemShape) -> Drawn<String> {
     let mut svg = String::new();
     {
         let root = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();

@@ -1,6 +1,6 @@
 //! The paper's statements about the machine, and the model's figures for each.
 
-use amla::Shape;
+use amla::ProblemShape;
 use amla_ascend::{
     Algorithm, Dependency, Kernel, Limit, Load, Machine, Observer, Op, Pipe, Pipeline, Report,
     Tiling, Work,
@@ -60,7 +60,7 @@ fn run(
     machine: Machine,
     tiling: Tiling,
     how: (Algorithm, Pipeline),
-    shape: Shape,
+    shape: ProblemShape,
 ) -> Result<Report, String> {
     Kernel::new(machine, tiling, how.0, how.1, shape)
         .and_then(|kernel| kernel.run())
@@ -216,7 +216,7 @@ fn residency(cli: &Cli, machine: &Machine) -> Result<(), String> {
     )?;
     let tiling = cli.tiling();
     for rows in [64, 128, 144, 160, 176, 192, 256] {
-        let shape = Shape {
+        let shape = ProblemShape {
             h_q: rows,
             ..cli.shape(1, 4096)
         };

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use amla::Shape;
+use amla::ProblemShape;
 use amla_ascend::{Algorithm, Calibration, Cut, Kernel, Machine, Pipeline, Tiling, paper};
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
@@ -234,7 +234,7 @@ impl Cli {
     }
 
     /// The table's cells.
-    pub fn shapes(&self) -> Vec<Shape> {
+    pub fn shapes(&self) -> Vec<ProblemShape> {
         let or_else = |given: &[usize], default: &[usize]| {
             if given.is_empty() { default } else { given }.to_vec()
         };
@@ -247,8 +247,8 @@ impl Cli {
     }
 
     /// A cell.
-    pub fn shape(&self, s_q: usize, s_k: usize) -> Shape {
-        Shape {
+    pub fn shape(&self, s_q: usize, s_k: usize) -> ProblemShape {
+        ProblemShape {
             b: self.batch,
             h_q: self.heads,
             ..paper::shape(s_q, s_k)
@@ -259,7 +259,7 @@ impl Cli {
     ///
     /// # Errors
     /// The defect of the machine or the tiling.
-    pub fn kernels(&self) -> Result<Vec<(Shape, Kernel)>, String> {
+    pub fn kernels(&self) -> Result<Vec<(ProblemShape, Kernel)>, String> {
         self.shapes()
             .into_iter()
             .map(|shape| Ok((shape, self.kernel(shape)?)))
@@ -270,7 +270,7 @@ impl Cli {
     ///
     /// # Errors
     /// The defect of the machine or the tiling.
-    pub fn kernel(&self, shape: Shape) -> Result<Kernel, String> {
+    pub fn kernel(&self, shape: ProblemShape) -> Result<Kernel, String> {
         let (algorithm, pipeline) = (self.algorithm, self.pipeline);
         Kernel::new(self.machine()?, self.tiling(), algorithm, pipeline, shape)
             .map_err(|e| e.to_string())

@@ -2,7 +2,7 @@
 //! model's, that of the scalar reference of the same algorithm, and that of `amla`'s kernel.
 
 use amla::reference::{self, amla_compensated, base};
-use amla::{Elements, Options, Output, Problem, Rescale, Shape, Workspace, decode};
+use amla::{Elements, Options, Output, Problem, ProblemShape, Rescale, Workspace, decode};
 use amla_ascend::{Algorithm, Datapath, Inputs, Kernel, Memory, Outputs, Report, paper};
 use half::bf16;
 use rand::SeedableRng;
@@ -24,7 +24,7 @@ type Computed = (Vec<f32>, Vec<f32>);
 /// # Errors
 /// A defect of the command line, or a failure of standard output.
 pub fn compare(cli: &Cli, options: &ExecuteArgs) -> Result<(), String> {
-    let shape = Shape {
+    let shape = ProblemShape {
         b: 1,
         h_q: options.rows,
         ..paper::shape(1, options.keys)
@@ -136,7 +136,7 @@ fn scalar(kernel: &Kernel, problem: &Problem) -> Result<(&'static str, Computed)
 
 /// The result of `amla`'s kernel.
 fn cpu(how: &Options, problem: &Problem) -> Result<Computed, String> {
-    let Shape { h_q, d_v, .. } = problem.shape;
+    let ProblemShape { h_q, d_v, .. } = problem.shape;
     let (mut o, mut lse) = (vec![0.0; h_q * d_v], vec![0.0; h_q]);
     let mut workspace = bytemuck::zeroed_box::<Workspace>();
     let output = Output::dense(problem.shape, Elements::F32(&mut o), &mut lse);

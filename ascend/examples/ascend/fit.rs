@@ -3,7 +3,7 @@
 //! A residual is the logarithm of the model's duration over the paper's. Three constants and four cells
 //! leave one degree of freedom. The method is Gauss-Newton, with slopes from finite differences.
 
-use amla::Shape;
+use amla::ProblemShape;
 use amla_ascend::{Algorithm, Calibration, Kernel, Machine, Pipeline, Tiling, paper};
 
 use crate::cli::FitArgs;
@@ -16,7 +16,7 @@ const ITERATIONS: usize = 6;
 /// A cell of the table, (s_q, s_k), and the paper's figures.
 struct Target {
     cell: (usize, usize),
-    shape: Shape,
+    shape: ProblemShape,
     seconds: f64,
     utilization: f64,
 }
@@ -100,7 +100,7 @@ fn targets() -> Vec<Target> {
 }
 
 /// The model's duration in seconds, and FU.
-fn model(shape: Shape, calibration: Calibration) -> Result<(f64, f64), String> {
+fn model(shape: ProblemShape, calibration: Calibration) -> Result<(f64, f64), String> {
     let machine = Machine {
         calibration,
         ..Machine::ASCEND_910

@@ -1,6 +1,6 @@
 //! A recording of a run, with the stages of each pipe over time, and its chart for the terminal.
 
-use amla::Shape;
+use amla::ProblemShape;
 use amla_ascend::{Kernel, Observer, Op, Pipe, Work};
 
 /// Pauses within a stage up to this length aren't shown, in seconds.
@@ -83,7 +83,7 @@ impl Trace {
     }
 
     /// The chart for the terminal.
-    pub fn text(&self, shape: &Shape) -> String {
+    pub fn text(&self, shape: &ProblemShape) -> String {
         let mut text = format!(
             "\ns_q {}, s_k {}: {:.1} us without the launch. 1: C1, v: V1, r: Rescale, 2: C2, u: V2, L: Last; CAPITALS and 3, 4: odd blocks\n",
             shape.s_q,

@@ -1,6 +1,6 @@
 //! The functional mode against the references.
 
-use amla::{Problem, Shape, reference};
+use amla::{Problem, ProblemShape, reference};
 use amla_ascend::{Algorithm, Cut, Datapath, Inputs, Kernel, Machine, Memory, Outputs, Tiling};
 use half::bf16;
 use rand::SeedableRng;
@@ -52,7 +52,7 @@ fn execute(kernel: &Kernel, q: &[bf16], kv: &[bf16], softmax_scale: f32) -> Exec
 
 /// All four kernels compute `shape`, of one group, as accurately as the scalar reference of the same
 /// algorithm.
-fn is_accurate(tiling: Tiling, shape: Shape, sigma: f32) {
+fn is_accurate(tiling: Tiling, shape: ProblemShape, sigma: f32) {
     let (rows, scale) = (shape.h_q, 1.0 / 24.0);
     let q = normal(1, sigma, rows * 576);
     let kv = normal(2, sigma, shape.s_k * 576);
@@ -155,7 +155,7 @@ fn several_groups_are_computed_in_one_schedule() {
         ..Machine::ASCEND_910
     };
     let (groups, rows, keys) = (12, 8, 1100);
-    let shape = Shape {
+    let shape = ProblemShape {
         b: groups,
         ..one(rows, keys)
     };

@@ -7,7 +7,7 @@ mod refusals;
 mod statements;
 mod table;
 
-use amla::Shape;
+use amla::ProblemShape;
 use amla_ascend::{Algorithm, Kernel, Machine, Pipeline, Tiling, paper};
 
 const KERNELS: [(Algorithm, Pipeline); 4] = [
@@ -18,24 +18,24 @@ const KERNELS: [(Algorithm, Pipeline); 4] = [
 ];
 
 /// One request, whose rows are one group.
-fn one(rows: usize, keys: usize) -> Shape {
-    Shape {
+fn one(rows: usize, keys: usize) -> ProblemShape {
+    ProblemShape {
         b: 1,
         h_q: rows,
         ..paper::shape(1, keys)
     }
 }
 
-fn amla_on(machine: Machine, shape: Shape) -> Kernel {
+fn amla_on(machine: Machine, shape: ProblemShape) -> Kernel {
     let (algorithm, pipeline) = (Algorithm::Amla, Pipeline::Preload);
     Kernel::new(machine, Tiling::PAPER, algorithm, pipeline, shape).unwrap()
 }
 
-fn amla(shape: Shape) -> Kernel {
+fn amla(shape: ProblemShape) -> Kernel {
     amla_on(Machine::ASCEND_910, shape)
 }
 
-fn kernel((algorithm, pipeline): (Algorithm, Pipeline), shape: Shape) -> Kernel {
+fn kernel((algorithm, pipeline): (Algorithm, Pipeline), shape: ProblemShape) -> Kernel {
     Kernel::new(
         Machine::ASCEND_910,
         Tiling::PAPER,

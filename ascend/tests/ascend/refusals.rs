@@ -1,6 +1,6 @@
 //! Tilings, schedules, machines and sizes that are refused, each with its error.
 
-use amla::Shape;
+use amla::ProblemShape;
 use amla_ascend::{
     Algorithm, Dependency, Fault, Kernel, Machine, Pipe, Pipeline, Tiling, VECTOR_CORES, Work,
     paper,
@@ -312,13 +312,13 @@ fn a_missing_wait_is_detected() {
 #[test]
 fn nothing_to_do_is_refused() {
     for change in [
-        |s: &mut Shape| s.b = 0,
-        |s: &mut Shape| s.s_q = 0,
-        |s: &mut Shape| s.s_k = 0,
-        |s: &mut Shape| s.h_q = 0,
-        |s: &mut Shape| s.h_kv = 0,
-        |s: &mut Shape| s.d_qk = 0,
-        |s: &mut Shape| s.d_v = 0,
+        |s: &mut ProblemShape| s.b = 0,
+        |s: &mut ProblemShape| s.s_q = 0,
+        |s: &mut ProblemShape| s.s_k = 0,
+        |s: &mut ProblemShape| s.h_q = 0,
+        |s: &mut ProblemShape| s.h_kv = 0,
+        |s: &mut ProblemShape| s.d_qk = 0,
+        |s: &mut ProblemShape| s.d_v = 0,
     ] {
         let mut shape = paper::shape(1, 1024);
         change(&mut shape);
@@ -393,7 +393,7 @@ fn no_size_makes_it_panic() {
     // More KV heads than query heads.
     refused(
         paper,
-        Shape {
+        ProblemShape {
             h_kv: 256,
             ..paper::shape(1, 4096)
         },

@@ -4,7 +4,7 @@
 use core::fmt;
 
 use amla::{
-    BackendId, Elements, Options, Output, Plan, Precision, Problem, Shape, Workspace, decode,
+    BackendId, Elements, Options, Output, Plan, Precision, Problem, ProblemShape, Workspace, decode,
     reference,
 };
 use half::bf16;
@@ -120,7 +120,7 @@ impl Report {
 }
 
 fn attend(memory: &mut Memory) -> Result<Report, amla::Error> {
-    let shape = Shape {
+    let shape = ProblemShape {
         b: 1,
         s_q: 1,
         s_k: S_K,

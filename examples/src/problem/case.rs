@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use amla::{Pages, Problem, Shape, TailMask};
+use amla::{Pages, Problem, ProblemShape, TailMask};
 use half::bf16;
 
 use super::layout::Table;
@@ -12,7 +12,7 @@ use super::stored::{Elements, Stored};
 /// A problem that owns its tensors.
 pub struct Case {
     /// The problem's sizes.
-    pub shape: Shape,
+    pub shape: ProblemShape,
     pub(super) q: Stored,
     pub(super) q_rope: Option<Stored>,
     /// Runs from 0 to the number of queries.
@@ -49,7 +49,7 @@ pub(super) struct Tail {
 
 impl Case {
     /// A problem over dense tensors, every key visible to every query.
-    pub fn dense(shape: Shape, q: Vec<bf16>, kv: Vec<bf16>, softmax_scale: f32) -> Self {
+    pub fn dense(shape: ProblemShape, q: Vec<bf16>, kv: Vec<bf16>, softmax_scale: f32) -> Self {
         let rows = [shape.b, shape.s_q, shape.h_q];
         let stored = |values, dims| Stored {
             elements: Elements::Bf16(values),

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 
-use amla::{SUPPORTED_DIMS, Shape};
+use amla::{ProblemShape, SUPPORTED_DIMS};
 use safetensors::tensor::{Dtype, TensorView};
 
 use super::case::{Case, Tail, heads_first};
@@ -91,7 +91,7 @@ pub fn parse(bytes: &[u8], d_v: Option<usize>) -> Result<Case, String> {
     let ragged = queries.indptr.is_some();
     let lse = |lse: Named| log_sums(&lse, queries.rows, ragged);
     Ok(Case {
-        shape: Shape {
+        shape: ProblemShape {
             b: queries.b,
             s_q: queries.s_q,
             s_k: keys.s_k,

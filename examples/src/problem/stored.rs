@@ -1,7 +1,7 @@
 //! Tensors of queries and keys as they are stored.
 
 use amla::format::{FP8_ROW, MODEL1_ROW, MODEL1_SCALES};
-use amla::{Data, Tensor};
+use amla::{Data, TensorRef};
 use half::{bf16, f16};
 
 /// A contiguous tensor.
@@ -37,7 +37,7 @@ pub enum Elements {
 
 impl Stored {
     /// The tensor, borrowed.
-    pub fn tensor(&self) -> Tensor<'_> {
+    pub fn tensor(&self) -> TensorRef<'_> {
         let [_, inner, heads] = self.dims;
         // The problem may be invalid, and empty tensors may have dimensions of any size.
         let over = |row: usize| {
@@ -64,7 +64,7 @@ impl Stored {
                 strides: over(1),
             },
         };
-        Tensor { data, strides }
+        TensorRef { data, strides }
     }
 
     /// The format's name in tables and in JSON.

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use amla::format::{FP8_ROW, MODEL1_ROW, MODEL1_SCALES, encode_fp8, encode_int8, encode_model1};
-use amla::{Problem, Shape};
+use amla::{Problem, ProblemShape};
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, TensorView};
 
@@ -175,7 +175,7 @@ impl Tensors {
 // -------------------------------------------------------------------------------------------------
 
 /// Sizes of [`Tensors::small`].
-pub const SMALL: Shape = Shape {
+pub const SMALL: ProblemShape = ProblemShape {
     b: 2,
     s_q: 2,
     s_k: 5,
@@ -186,7 +186,7 @@ pub const SMALL: Shape = Shape {
 };
 
 /// A problem over dense tensors that outlive it.
-pub fn dense(shape: Shape, q: &[bf16], kv: &[bf16]) -> Problem<'static> {
+pub fn dense(shape: ProblemShape, q: &[bf16], kv: &[bf16]) -> Problem<'static> {
     Problem::dense(shape, q.to_vec().leak(), kv.to_vec().leak(), SCALE)
 }
 

@@ -1,6 +1,6 @@
 //! Formats of rows.
 
-use amla::{Data, Problem, Shape, Tensor, reference};
+use amla::{Data, Problem, ProblemShape, TensorRef, reference};
 use half::{bf16, f16};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -107,7 +107,7 @@ fn in_f16(x: &[f32]) -> Vec<f16> {
 #[test]
 fn f16_and_f32_files() {
     for (s_q, s_k, seed) in [(1, 300, 1), (4, 77, 2)] {
-        let shape = Shape {
+        let shape = ProblemShape {
             b: 1,
             s_q,
             s_k,
@@ -123,7 +123,7 @@ fn f16_and_f32_files() {
         let tensors = Tensors::default().f32s("softmax_scale", &[1], &[scale]);
         let with_q = tensors.clone().f32s("q", &q_shape, &q);
         let rows = [s_q * 16 * 576, 16 * 576, 576];
-        let given = |data, strides| Tensor { data, strides };
+        let given = |data, strides| TensorRef { data, strides };
         let wide = given(Data::F32(&q), rows);
         let keys = [s_k * 576, 576, 576];
         for (dtypes, file, q, kv) in [

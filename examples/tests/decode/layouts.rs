@@ -1,6 +1,6 @@
 //! Layouts of queries and keys, sinks and masks.
 
-use amla::{Data, Problem, Shape, TailMask, Tensor};
+use amla::{Data, Problem, ProblemShape, TailMask, TensorRef};
 use half::bf16;
 use safetensors::tensor::Dtype;
 
@@ -30,7 +30,7 @@ fn paged_caches() {
             .bf16s("kv", &[8, 2, 1, 128], &paged)
             .bf16s("v", &[8, 2, 1, 128], &paged_v);
     let problem = Problem {
-        v: Some(Tensor {
+        v: Some(TensorRef {
             data: Data::Bf16(&v),
             strides: problem.kv.strides,
         }),
@@ -46,7 +46,7 @@ fn paged_caches() {
         .i32s("block_table", &[2, 2], &[5, 0, 2, 7]);
     let page = |page: usize| &paged[page * 256..][..256];
     let kv = [page(5), page(0), page(2), page(7)].concat();
-    let shape = Shape { s_k: 4, ..SMALL };
+    let shape = ProblemShape { s_k: 4, ..SMALL };
     agrees("paged_full", &tensors, &dense(shape, &q, &kv));
 }
 
@@ -57,7 +57,7 @@ fn ragged_queries_and_caches() {
     let (q, mut kv) = (numbers(6 * 384, 1), numbers(12 * 128, 2));
     kv[..128].fill(bf16::NAN);
     kv[11 * 128..].fill(bf16::NAN);
-    let shape = Shape {
+    let shape = ProblemShape {
         b: 4,
         s_q: 3,
         ..SMALL
@@ -114,7 +114,7 @@ fn ragged_queries_and_caches() {
 fn rotary_parts() {
     let (q, kv) = (numbers(12 * 192, 1), numbers(10 * 192, 2));
     let ([q_nope, q_rope], [ckv, k_rope]) = (cut(&q, 192, 128), cut(&kv, 192, 128));
-    let problem = dense(Shape { d_qk: 192, ..SMALL }, &q, &kv);
+    let problem = dense(ProblemShape { d_qk: 192, ..SMALL }, &q, &kv);
     let scaled = Tensors::scaled;
     let one_q = |tensors: Tensors| tensors.bf16s("q", &[2, 2, 3, 192], &q);
     let split_q = |tensors: Tensors| {
@@ -136,7 +136,7 @@ fn rotary_parts() {
 #[test]
 fn grouped_heads() {
     // Two query heads for each of two KV heads.
-    let shape = Shape {
+    let shape = ProblemShape {
         h_q: 4,
         h_kv: 2,
         ..SMALL
@@ -150,7 +150,7 @@ fn grouped_heads() {
     agrees("heads", &tensors, &problem);
     let tensors = tensors.bf16s("v", &[2, 5, 2, 128], &v);
     let problem = Problem {
-        v: Some(Tensor {
+        v: Some(TensorRef {
             data: Data::Bf16(&v),
             strides: problem.kv.strides,
         }),
@@ -204,7 +204,7 @@ fn sinks_and_tail_masks() {
             }),
             window: Some(75),
             cache_seqlens: Some(&lens),
-            ..dense(Shape { s_k: 80, ..SMALL }, &q, &kv)
+            ..dense(ProblemShape { s_k: 80, ..SMALL }, &q, &kv)
         };
         agrees(&format!("tail_{tail}"), &tensors, &problem);
     }
@@ -231,7 +231,7 @@ fn everything_at_once() {
         .f32s("sink", &[4], &sink)
         .metadata("window", "4")
         .seqlens(&lens);
-    let shape = Shape {
+    let shape = ProblemShape {
         s_q: 3,
         h_q: 4,
         h_kv: 2,

@@ -1,7 +1,8 @@
 //! Sparse attention.
 
 use amla::{
-    Backend, BackendId, Data, Extra, IndexList, Indices, Pages, Problem, Shape, Sparse, Tensor,
+    Backend, BackendId, Data, Extra, IndexList, Indices, Pages, Problem, ProblemShape, Sparse,
+    TensorRef,
 };
 use half::bf16;
 use safetensors::tensor::Dtype;
@@ -19,7 +20,7 @@ fn sparse<'a>(
         sparse: Some(Sparse {
             indices: own,
             extra: extra.map(|(kv, indices)| Extra {
-                kv: Tensor {
+                kv: TensorRef {
                     data: Data::Bf16(kv),
                     strides: [3 * 128, 128, 0],
                 },
@@ -60,7 +61,7 @@ fn sparse_attention() {
         topk_length_strides: [1, 0],
     };
     let dense = Problem {
-        kv: Tensor {
+        kv: TensorRef {
             data: Data::Bf16(&paged),
             strides: [256, 128, 0],
         },
@@ -71,7 +72,7 @@ fn sparse_attention() {
             page_size: 2,
             pages: 8,
         }),
-        ..dense(Shape { s_k: 16, ..SMALL }, &q, &kv)
+        ..dense(ProblemShape { s_k: 16, ..SMALL }, &q, &kv)
     };
     let tensors = Tensors::scaled()
         .bf16s("q", &[2, 2, 3, 128], &q)

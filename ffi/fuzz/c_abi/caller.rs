@@ -156,7 +156,7 @@ impl Caller {
         }
     }
 
-    fn tensor(&mut self, tensor: Option<&amla::Tensor>) -> *const Tensor {
+    fn tensor(&mut self, tensor: Option<&amla::TensorRef>) -> *const Tensor {
         let Some(tensor) = tensor else {
             return ptr::null();
         };

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 
-use amla::{Elements, Options, Output, Problem, Shape, Workspace, decode};
+use amla::{Elements, Options, Output, Problem, ProblemShape, Workspace, decode};
 use half::bf16;
 
 use crate::run::amla_mla_decode;
@@ -105,7 +105,7 @@ fn it_is_the_full_call() {
     for &[b, s_q, s_k, h_q] in sizes {
         let mut mla = Mla::new([b, s_q, s_k, h_q]);
         assert_eq!(mla.run(), AMLA_OK, "{:?}", [b, s_q, s_k, h_q]);
-        let shape = Shape {
+        let shape = ProblemShape {
             b,
             s_q,
             s_k,

@@ -4,7 +4,7 @@
 use amla::format::{Q4_0, Q8_0};
 use amla::{
     Backend, BackendId, Data, EmptyLse, IndexList, Indices, Inputs, Lse, LseBase, Options,
-    Precision, Problem, Shape, Sparse, Tensor, format,
+    Precision, Problem, ProblemShape, Sparse, TensorRef, format,
 };
 use half::{bf16, f16};
 
@@ -187,7 +187,7 @@ fn stored(len: usize, add: &mut impl FnMut(&Problem)) {
     let case = Case::new(1, 1, len, 3, MLA);
     let good = case.problem();
     let with = |data, row: usize| Problem {
-        kv: Tensor {
+        kv: TensorRef {
             data,
             strides: [len * row, row, 0],
         },
@@ -199,7 +199,7 @@ fn stored(len: usize, add: &mut impl FnMut(&Problem)) {
     let thirds = |x: &[bf16]| -> Vec<f32> { x.iter().map(|x| x.to_f32() / 3.0).collect() };
     let [q, kv] = [thirds(&case.q), thirds(&case.kv)];
     let with_q = |problem| Problem {
-        q: Tensor {
+        q: TensorRef {
             data: Data::F32(&q),
             ..good.q
         },
@@ -256,7 +256,7 @@ fn stored(len: usize, add: &mut impl FnMut(&Problem)) {
         format::encode_model1(row, bytes, scales).unwrap();
     }
     add(&Problem {
-        kv: Tensor {
+        kv: TensorRef {
             data: Data::Model1 {
                 bytes: &model1,
                 scales: apart,
@@ -281,7 +281,7 @@ fn one_line(cases: &mut Cases, len: usize) {
 }
 
 fn merges(cases: &mut Cases) {
-    let shape = Shape {
+    let shape = ProblemShape {
         b: 2,
         s_q: 3,
         s_k: 0,

@@ -7,7 +7,7 @@ use std::path::Path;
 use amla::format::{Q4_0, Q8_0};
 use amla::{
     Data, Elements, EmptyLse, Extra, IndexList, Indices, Inputs, Lse, LseBase, Options, Output,
-    Part, Precision, Problem, Rescale, Sparse, Tensor, decode, format, merge,
+    Part, Precision, Problem, Rescale, Sparse, TensorRef, decode, format, merge,
 };
 use half::{bf16, f16};
 
@@ -81,8 +81,8 @@ impl Cases {
         sizes.into_iter().for_each(|size| self.size(size));
     }
 
-    fn tensor(&mut self, tensor: Option<&Tensor<'_>>) {
-        let Some(Tensor { data, strides }) = tensor else {
+    fn tensor(&mut self, tensor: Option<&TensorRef<'_>>) {
+        let Some(TensorRef { data, strides }) = tensor else {
             return self.word(0);
         };
         self.word(1);
@@ -289,7 +289,7 @@ impl Cases {
     }
 
     /// Results over different keys of a problem of this shape, the first of them the total.
-    pub fn merge(&mut self, shape: amla::Shape, results: &[(Vec<f32>, Vec<f32>)], lse: Lse) {
+    pub fn merge(&mut self, shape: amla::ProblemShape, results: &[(Vec<f32>, Vec<f32>)], lse: Lse) {
         self.names
             .push((self.want.len(), format!("{} results merged", results.len())));
         self.word(2);
