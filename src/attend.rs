@@ -188,66 +188,81 @@ fn run_cycles<K: Kernel>(kernel: K, layout: Layout, task: &mut Task<'_>) {
         );
         sources.prefetch(kernel, panels, Cycle { c2, ..cycle });
         let [mut keys, mut values] = [Rows::NONE; 2];
-        let p = of.p_of_panels(c2);
-        let stages = Stages {
-            c1: cycle.c1.map(|i| Qk {
+        let mut c1 = cycle.c1.map(|i| Qk {
+            panel: i % panels,
+            rows: group.panel_rows(i % panels),
+            queries: layout.q,
+            d_qk: padded_d_qk(shape.d_qk),
+            keys: sources.keys(task.kv, &mut keys),
+            prefetch: sources.prefetched(0),
+            s: of.s(i),
+        });
+        let mut v1 = cycle.v1.map(|i| {
+            let mask = group.mask(i % panels, &group.block(i / panels), &mut mask);
+            masked[of.p(i)] = mask.is_some();
+            V1 {
                 panel: i % panels,
-                rows: group.panel_rows(i % panels),
-                queries: layout.q,
-                d_qk: padded_d_qk(shape.d_qk),
-                keys: sources.keys(task.kv, &mut keys),
-                prefetch: sources.prefetched(0),
                 s: of.s(i),
-            }),
-            v1: cycle.v1.map(|i| {
-                let mask = group.mask(i % panels, &group.block(i / panels), &mut mask);
-                masked[of.p(i)] = mask.is_some();
-                V1 {
-                    panel: i % panels,
-                    s: of.s(i),
-                    p: of.p(i),
-                    call: Softmax {
-                        mask,
-                        prefetch: sources.prefetched(1),
-                        ..softmax(group, options, i % panels, &group.block(i / panels))
-                    },
-                }
-            }),
-            c2: c2.map(|i| C2 {
-                p: &p[..panels],
-                call: Pv {
-                    rows: group.rows.len(),
-                    planned_rows: group.planned_rows,
-                    keys: group.block(i / panels).len(),
-                    strips: strips(shape.d_v),
-                    values: sources.values(preload == 0, task.kv, &mut values),
-                    precision: options.precision,
-                    skips: p[..panels].iter().any(|&p| masked[p]),
-                    first: i / panels == 0,
-                    prefetch: sources.prefetched(2),
+                p: of.p(i),
+                call: Softmax {
+                    mask,
+                    prefetch: sources.prefetched(1),
+                    ..softmax(group, options, i % panels, &group.block(i / panels))
                 },
-            }),
-        };
-        let skipped = kernel.cycle(&stages, task.tiles, task.partial.o);
-        if skipped == Skipped::NONE {
-            continue;
-        }
+            }
+        });
+        let values = c2.map(|_| sources.values(preload == 0, task.kv, &mut values));
+        let p = of.p_of_panels(c2);
         let block = c2.unwrap_or(0) / panels;
-        for (panel, &p) in p.iter().enumerate().take(panels) {
-            let fallback = Fallback {
-                group,
-                rows: group.panel_rows(panel),
-                keys: group.block(block),
-                mask: group.mask(panel, &group.block(block), &mut mask),
-                precision: options.precision,
-                p: &task.tiles.l0a[p],
-                first: block == 0,
-                fused: false,
-                values: layout.v,
-                skipped,
+        // Panels whose C2 skips strips alike are taken at once: which do is a matter of each panel, not of
+        // the group that a thread takes.
+        let mut end = 0;
+        loop {
+            let start = end;
+            let alike = |&panel: &usize| masked[p[panel]] == masked[p[start]];
+            end = c2.map_or(0, |_| (start..panels).take_while(alike).count() + start);
+            let stages = Stages {
+                c1: c1.take(),
+                v1: v1.take(),
+                c2: values.map(|values| C2 {
+                    p: &p[start..end],
+                    call: Pv {
+                        rows: group.rows.len().min(end * PANEL_ROWS) - start * PANEL_ROWS,
+                        planned_rows: group.planned_rows,
+                        keys: group.block(block).len(),
+                        strips: strips(shape.d_v),
+                        values,
+                        precision: options.precision,
+                        skips: masked[p[start]],
+                        first: block == 0,
+                        prefetch: sources.prefetched(2),
+                    },
+                }),
             };
-            let o = panel_o(group, panel, task.partial.o);
-            fallback.run(kernel, group.strip_rows(panel), o);
+            let o = &mut task.partial.o[start * strips(shape.d_v) * PANEL_ROWS..];
+            let skipped = kernel.cycle(&stages, task.tiles, o);
+            if skipped != Skipped::NONE {
+                for (panel, &p) in (start..).zip(&p[start..end]) {
+                    let mut seen = [0; BLOCK_KEYS];
+                    let fallback = Fallback {
+                        group,
+                        rows: group.panel_rows(panel),
+                        keys: group.block(block),
+                        mask: group.mask(panel, &group.block(block), &mut seen),
+                        precision: options.precision,
+                        p: &task.tiles.l0a[p],
+                        first: block == 0,
+                        fused: false,
+                        values: layout.v,
+                        skipped,
+                    };
+                    let o = panel_o(group, panel, task.partial.o);
+                    fallback.run(kernel, group.strip_rows(panel), o);
+                }
+            }
+            if c2.is_none() || end == panels {
+                break;
+            }
         }
     }
 }

@@ -26,8 +26,8 @@ use layouts::{
     strided_inputs_and_outputs,
 };
 use tasks::{
-    keys_behind_a_task_do_not_matter, panels_alone_and_in_groups, tasks_in_any_order,
-    two_rows_beside_full_groups,
+    keys_behind_a_task_do_not_matter, panels_alone_and_in_groups,
+    panels_that_see_less_alone_and_in_groups, tasks_in_any_order, two_rows_beside_full_groups,
 };
 
 suites![
@@ -39,6 +39,7 @@ suites![
     tasks_in_any_order,
     two_rows_beside_full_groups,
     panels_alone_and_in_groups,
+    panels_that_see_less_alone_and_in_groups,
     neighbours_do_not_matter,
     keys_behind_a_task_do_not_matter,
     the_number_of_heads_does_not_matter,

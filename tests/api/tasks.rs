@@ -95,6 +95,25 @@ pub fn panels_alone_and_in_groups(backend: Backend) {
     }
 }
 
+/// Panels that see all keys, beside others that don't, of values that aren't finite: whether a strip takes the scalar
+/// path is a matter of each.
+pub fn panels_that_see_less_alone_and_in_groups(backend: Backend) {
+    for (s_q, heads) in [(4 * PANEL_ROWS, 1), (5, PANEL_ROWS - 7)] {
+        for bad in [bf16::INFINITY, bf16::NAN] {
+            let mut case = Case::new(1, s_q, 300.max(s_q), heads, SMALL);
+            case.causal = true;
+            case.value_in_key(0, 0)[3] = bad;
+            for options in modes(backend) {
+                let problem = case.problem();
+                assert!(
+                    decoded(&problem, &options) == combined(&problem, &options),
+                    "{s_q} x {heads}, {bad:?}, {options:?}"
+                );
+            }
+        }
+    }
+}
+
 /// A task that runs alone doesn't read the next one's keys; the same task within a call does.
 pub fn keys_behind_a_task_do_not_matter(backend: Backend) {
     const KEYS: usize = 2304;
