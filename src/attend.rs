@@ -214,8 +214,8 @@ fn run_cycles<K: Kernel>(kernel: K, layout: Layout, task: &mut Task<'_>) {
         let values = c2.map(|_| sources.values(preload == 0, task.kv, &mut values));
         let p = of.p_of_panels(c2);
         let block = c2.unwrap_or(0) / panels;
-        // Panels whose C2 skips strips alike are taken at once: which do is a matter of each panel, not of
-        // the group that a thread takes.
+        // Neighbouring panels that skip strips alike are taken at once. Each panel's own mask decides that, so that bits
+        // don't depend on which panels a thread takes together.
         let mut end = 0;
         loop {
             let start = end;

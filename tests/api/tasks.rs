@@ -95,8 +95,8 @@ pub fn panels_alone_and_in_groups(backend: Backend) {
     }
 }
 
-/// Panels that see all keys, beside others that don't, of values that aren't finite: whether a strip takes the scalar
-/// path is a matter of each.
+/// Values that aren't finite, with panels that see all keys beside panels that don't: each panel's own mask decides
+/// whether a strip takes the scalar path.
 pub fn panels_that_see_less_alone_and_in_groups(backend: Backend) {
     for (s_q, heads) in [(4 * PANEL_ROWS, 1), (5, PANEL_ROWS - 7)] {
         for bad in [bf16::INFINITY, bf16::NAN] {
