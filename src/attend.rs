@@ -215,7 +215,7 @@ fn run_cycles<K: Kernel>(kernel: K, layout: Layout, task: &mut Task<'_>) {
         let p = of.p_of_panels(c2);
         let block = c2.unwrap_or(0) / panels;
         // Neighbouring panels that skip strips alike are taken at once. Each panel's own mask decides that, so that bits
-        // don't depend on which panels a thread takes together.
+        // don't depend on a group's other panels.
         let mut end = 0;
         loop {
             let start = end;
