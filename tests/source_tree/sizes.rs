@@ -1,4 +1,4 @@
-//! How long files and functions are.
+//! How long files, functions and README are.
 
 use super::check::{all, finds};
 use super::fault::{Fault, assert_none_but};
@@ -8,6 +8,9 @@ use super::source::{Source, everywhere, sources};
 const FILE: usize = 800;
 /// Lines that a function of a library may have, from `fn` to its last brace.
 const FUNCTION: usize = 120;
+
+/// Characters that README may have.
+const README: usize = 9000;
 
 /// To be split.
 const LONG_FILES: &[&str] = &[];
@@ -23,6 +26,15 @@ fn files_are_short() {
 fn functions_are_short() {
     let libraries = sources(|path| path.starts_with("src/") || path.contains("/src/"));
     assert_none_but(LONG_FUNCTIONS, all(&libraries, functions));
+}
+
+#[test]
+fn readme_is_short() {
+    let characters = include_str!("../../README.md").chars().count();
+    assert!(
+        characters <= README,
+        "README.md has {characters} characters, more than {README}"
+    );
 }
 
 fn file(source: &Source) -> Vec<Fault> {
