@@ -40,12 +40,12 @@ impl Fallback<'_> {
     /// A value as the kernel multiplies it.
     fn convert<K: Kernel>(&self, kernel: K, row: &Row<'_>, out: &mut [f32]) {
         if self.values != Dtype::Bf16 {
-            kernel.convert_fp32(row, out);
+            kernel.convert_fp32(row, &Row::EMPTY, out);
             return;
         }
         let mut value = [bf16::ZERO; MAX_D_V];
         let value = &mut value[..out.len()];
-        kernel.convert(row, value);
+        kernel.convert(row, &Row::EMPTY, value);
         for (out, x) in out.iter_mut().zip(value) {
             *out = bf16_to_f32(x.to_bits());
         }

@@ -193,6 +193,16 @@ impl<'a> Row<'a> {
         }
     }
 
+    /// The address and the bytes of its memory. Scales apart from it are left out.
+    pub(crate) fn memory(&self) -> (*const bf16, usize) {
+        match *self {
+            Self::Int8 { values, .. } => (values.as_ptr().cast(), values.len()),
+            Self::E4m3 { values, .. } => (values.as_ptr().cast(), values.len()),
+            Self::Fp8 { values, rope, .. } => (values.as_ptr().cast(), values.len() + rope.len()),
+            _ => (self.words().as_ptr(), size_of_val(self.words())),
+        }
+    }
+
     /// How its numbers are stored, if kernels can read them in place.
     pub(crate) const fn dtype(&self) -> Option<Dtype> {
         match self {

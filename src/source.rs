@@ -107,27 +107,46 @@ fn converted_rows(
     rows.map(move |row| &row[words.clone()])
 }
 
+/// Rows from one that is converted to the one that is prefetched meanwhile: memory takes as long as a few.
+const DISTANCE: usize = 8;
+
 /// Converts rows in two parts, one after the other, and concatenates each row's, with zeros behind them.
 fn concatenate<'b, K: Kernel>(
     kernel: K,
     dtype: Dtype,
     widths: [usize; 2],
     width: usize,
-    rows: impl Iterator<Item = [Row<'b>; 2]>,
+    mut rows: impl Iterator<Item = [Row<'b>; 2]>,
     kv: &mut RowTile,
 ) {
+    let mut coming = [[Row::EMPTY; 2]; DISTANCE];
+    let mut end = 0;
+    for (slot, row) in coming.iter_mut().zip(&mut rows) {
+        *slot = row;
+        end += 1;
+    }
     let to = kv.as_flattened_mut();
-    for ([first, second], row) in rows.zip(to.chunks_exact_mut(dtype.words(MAX_D_QK))) {
+    for (i, to) in to.chunks_exact_mut(dtype.words(MAX_D_QK)).enumerate() {
+        if i == end {
+            break;
+        }
+        let slot = &mut coming[i % DISTANCE];
+        let [first, second] = *slot;
+        if let Some(row) = rows.next() {
+            *slot = row;
+            end += 1;
+        }
+        let next = slot;
         let zeros = dtype.words(widths[0] + widths[1])..dtype.words(width);
-        row[zeros].fill(Word::ZERO);
+        to[zeros].fill(Word::ZERO);
         if dtype == Dtype::F32 {
-            let (head, tail) = bytemuck::cast_slice_mut(row).split_at_mut(widths[0]);
-            kernel.convert_fp32(&first, head);
-            kernel.convert_fp32(&second, &mut tail[..widths[1]]);
+            let (head, tail) = bytemuck::cast_slice_mut(to).split_at_mut(widths[0]);
+            kernel.convert_fp32(&first, &next[0], head);
+            kernel.convert_fp32(&second, &next[1], &mut tail[..widths[1]]);
         } else {
-            let (head, tail) = row.split_at_mut(widths[0]);
-            kernel.convert(&first, head);
-            kernel.convert(&second, &mut tail[..widths[1]]);
+            let (head, tail) = to.split_at_mut(widths[0]);
+            kernel.convert(&first, &next[0], head);
+            kernel.convert(&second, &next[1], &mut tail[..widths[1]]);
         }
     }
 }
@@ -166,8 +185,8 @@ pub fn pack_queries<K: Kernel>(
             for (row, [first, second]) in queries.enumerate() {
                 let [width, rope] = problem.q_widths();
                 let (head, tail) = numbers.split_at_mut(width);
-                kernel.convert_fp32(&first, head);
-                kernel.convert_fp32(&second, &mut tail[..rope]);
+                kernel.convert_fp32(&first, &Row::EMPTY, head);
+                kernel.convert_fp32(&second, &Row::EMPTY, &mut tail[..rope]);
                 let call = PackRow {
                     numbers: &numbers[..d_qk],
                     row,

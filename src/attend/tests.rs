@@ -56,12 +56,12 @@ impl<K: Kernel> Kernel for OtherPreload<K> {
         self.0.prefetch_budget(rows)
     }
 
-    fn convert(self, row: &Row<'_>, out: &mut [bf16]) {
-        self.0.convert(row, out);
+    fn convert(self, row: &Row<'_>, next: &Row<'_>, out: &mut [bf16]) {
+        self.0.convert(row, next, out);
     }
 
-    fn convert_fp32(self, row: &Row<'_>, out: &mut [f32]) {
-        self.0.convert_fp32(row, out);
+    fn convert_fp32(self, row: &Row<'_>, next: &Row<'_>, out: &mut [f32]) {
+        self.0.convert_fp32(row, next, out);
     }
 
     fn pack_q(self, call: &PackQ<'_>, panel: &mut [QPanel]) {

@@ -120,11 +120,11 @@ pub trait Kernel: Copy {
         prefetch::Budget::NONE
     }
 
-    /// Writes the first columns of a stored row, rounded to BF16.
-    fn convert(self, row: &Row<'_>, out: &mut [bf16]);
+    /// Writes the first columns of a stored row, rounded to BF16. `next` is a row to come, to prefetch.
+    fn convert(self, row: &Row<'_>, next: &Row<'_>, out: &mut [bf16]);
 
     /// The same in FP32, where that is what it multiplies.
-    fn convert_fp32(self, _row: &Row<'_>, _out: &mut [f32]) {}
+    fn convert_fp32(self, _row: &Row<'_>, _next: &Row<'_>, _out: &mut [f32]) {}
 
     /// Packs query rows into a panel's memory, and zero rows behind them as far as C1 reads: for [`fused`](Self::fused) or
     /// [`qk`](Self::qk).

@@ -94,8 +94,8 @@ impl Kernel for NeonBf16 {
         }
     }
 
-    fn convert(self, row: &Row<'_>, out: &mut [bf16]) {
-        scalar::convert_row(self, row, out);
+    fn convert(self, row: &Row<'_>, next: &Row<'_>, out: &mut [bf16]) {
+        scalar::convert_row(self.simd, row, next, out);
     }
 
     fn pack_q(self, call: &PackQ<'_>, panel: &mut [QPanel]) {

@@ -5,6 +5,7 @@
 use half::bf16;
 
 use super::simd::Simd;
+use crate::format::Row;
 
 /// Elements of a cache line.
 pub const LINE: usize = 64 / size_of::<bf16>();
@@ -126,6 +127,32 @@ impl<'a> Spread<'a> {
             self.line = self.line.wrapping_add(LINE);
             self.remaining = self.remaining.saturating_sub(1);
         }
+    }
+}
+
+/// The lines of a stored row and of the memory behind it, prefetched one by one.
+pub struct RowLines(*const bf16);
+
+impl RowLines {
+    /// From a row's first on.
+    #[inline(always)]
+    pub fn of(row: &Row<'_>) -> Self {
+        Self(row.memory().0)
+    }
+
+    /// Prefetches the next line.
+    #[inline(always)]
+    pub fn step<S: Simd>(&mut self, simd: S) {
+        simd.prefetch(self.0);
+        self.0 = self.0.wrapping_add(LINE);
+    }
+
+    /// Prefetches all lines of a row.
+    #[inline(always)]
+    pub fn all<S: Simd>(row: &Row<'_>, simd: S) {
+        let (_, bytes) = row.memory();
+        let mut lines = Self::of(row);
+        (0..bytes.div_ceil(LINE_BYTES)).for_each(|_| lines.step(simd));
     }
 }
 

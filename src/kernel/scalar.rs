@@ -8,6 +8,8 @@ use core::ops::Range;
 use half::bf16;
 
 use super::call::PackQ;
+use super::prefetch::RowLines;
+use super::simd::Simd;
 use crate::bits::bf16_to_f32;
 use crate::format::{self, Row};
 use crate::problem::Precision;
@@ -15,7 +17,8 @@ use crate::tile::{L0a, PTile, QPanel};
 
 /// A row as it is stored, rounded to BF16: [`super::Kernel::convert`].
 #[inline(always)]
-pub fn convert_row<S>(_simd: S, row: &Row<'_>, out: &mut [bf16]) {
+pub fn convert_row<S: Simd>(simd: S, row: &Row<'_>, next: &Row<'_>, out: &mut [bf16]) {
+    RowLines::all(next, simd);
     format::convert(row, out);
 }
 

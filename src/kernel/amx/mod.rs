@@ -86,8 +86,8 @@ impl Kernel for Amx {
     with_features! {
         [#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]] Amx
 
-        fn convert(kernel, row: &Row<'_>, out: &mut [bf16]) {
-            zmm::convert::convert(kernel.zmm, kernel.dots, row, out);
+        fn convert(kernel, row: &Row<'_>, next: &Row<'_>, out: &mut [bf16]) {
+            zmm::convert::convert(kernel.zmm, kernel.dots, row, next, out);
         }
 
         // With P transposed for C2.

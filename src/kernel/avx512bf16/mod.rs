@@ -139,8 +139,8 @@ impl Kernel for Avx512Bf16 {
     with_features! {
         [#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]] Avx512Bf16
 
-        fn convert(kernel, row: &Row<'_>, out: &mut [bf16]) {
-            zmm::convert::convert(kernel.zmm, kernel.dots, row, out);
+        fn convert(kernel, row: &Row<'_>, next: &Row<'_>, out: &mut [bf16]) {
+            zmm::convert::convert(kernel.zmm, kernel.dots, row, next, out);
         }
 
         // With the processor's own conversion and dots.

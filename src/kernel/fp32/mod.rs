@@ -8,6 +8,7 @@ pub mod fused;
 pub mod panel;
 
 use self::element::{CHUNK, Element};
+use super::prefetch::RowLines;
 use super::simd::{Simd, lanes_mut};
 use crate::format::{Row, convert};
 
@@ -40,9 +41,10 @@ macro_rules! by_dtype {
 }
 pub(super) use by_dtype;
 
-/// The first numbers of a row.
+/// The first numbers of a row: [`Kernel::convert_fp32`].
 #[inline(always)]
-pub fn convert_row<S: Simd>(simd: S, row: &Row<'_>, out: &mut [f32]) {
+pub fn convert_row<S: Simd>(simd: S, row: &Row<'_>, next: &Row<'_>, out: &mut [f32]) {
+    RowLines::all(next, simd);
     match row.dtype().filter(|_| out.len().is_multiple_of(CHUNK)) {
         Some(dtype) => by_dtype!(dtype, E => {
             let words = row.words();
@@ -95,12 +97,12 @@ macro_rules! backend {
             with_features! {
                 [$(#[$features])?] $token
 
-                fn convert(simd, row: &Row<'_>, out: &mut [bf16]) {
-                    $pack::convert_row(simd, row, out);
+                fn convert(simd, row: &Row<'_>, next: &Row<'_>, out: &mut [bf16]) {
+                    $pack::convert_row(simd, row, next, out);
                 }
 
-                fn convert_fp32(simd, row: &Row<'_>, out: &mut [f32]) {
-                    fp32::convert_row(simd, row, out);
+                fn convert_fp32(simd, row: &Row<'_>, next: &Row<'_>, out: &mut [f32]) {
+                    fp32::convert_row(simd, row, next, out);
                 }
 
                 fn pack_q(simd, call: &$crate::kernel::PackQ<'_>, panel: &mut [QPanel]) {

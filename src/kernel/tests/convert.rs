@@ -13,7 +13,7 @@ impl Visitor for Convert<'_> {
 
     fn visit<K: Kernel>(self, kernel: K) -> Vec<bf16> {
         let mut out = std::vec![bf16::ONE; self.width];
-        kernel.convert(&self.row, &mut out);
+        kernel.convert(&self.row, &self.row, &mut out);
         out
     }
 }

@@ -7,6 +7,7 @@ use half::bf16;
 use super::vectors::{LANES, Zmm};
 use crate::format::{self, Row, Scales};
 use crate::kernel::arch::*;
+use crate::kernel::prefetch::RowLines;
 use crate::kernel::simd::Simd;
 
 /// Columns of one step: a vector of BF16.
@@ -14,8 +15,8 @@ const STEP: usize = 2 * LANES;
 
 /// [`convert`], rounding by integer additions.
 #[inline(always)]
-pub fn convert_row(zmm: Zmm, row: &Row<'_>, out: &mut [bf16]) {
-    convert(zmm, zmm, row, out);
+pub fn convert_row(zmm: Zmm, row: &Row<'_>, next: &Row<'_>, out: &mut [bf16]) {
+    convert(zmm, zmm, row, next, out);
 }
 
 /// How FP32 becomes BF16.
@@ -49,8 +50,14 @@ impl Round for Zmm {
 /// Writes the first columns of `row` to `out`; what isn't whole steps, and NaN among
 /// FP8, goes the general way.
 #[inline(always)]
-pub fn convert<R: Round>(zmm: Zmm, round: R, row: &Row<'_>, out: &mut [bf16]) {
-    let convert = Convert { zmm, round };
+pub fn convert<R: Round>(zmm: Zmm, round: R, row: &Row<'_>, next: &Row<'_>, out: &mut [bf16]) {
+    // Line by line between the steps: a core drops what it has no slot for.
+    let lines = RowLines::of(next);
+    let mut convert = Convert {
+        zmm,
+        round,
+        next: lines,
+    };
     match *row {
         Row::F16(row) if out.len().is_multiple_of(STEP) => {
             let (row, _) = row.as_chunks::<STEP>();
@@ -65,6 +72,22 @@ pub fn convert<R: Round>(zmm: Zmm, round: R, row: &Row<'_>, out: &mut [bf16]) {
                     ]
                 };
                 convert.store(out, low, high);
+            }
+        }
+        Row::Bf16(row) if out.len().is_multiple_of(STEP) => {
+            let (row, _) = row.as_chunks::<STEP>();
+            for (out, x) in out.as_chunks_mut::<STEP>().0.iter_mut().zip(row) {
+                *out = *x;
+                convert.next.step(zmm);
+            }
+        }
+        Row::F32(row) if out.len().is_multiple_of(STEP) => {
+            let (row, _) = row.as_chunks::<STEP>();
+            for (out, x) in out.as_chunks_mut::<STEP>().0.iter_mut().zip(row) {
+                let [low, high] = bytemuck::cast_ref::<_, [[f32; LANES]; 2]>(x);
+                // Two lines a step.
+                convert.next.step(zmm);
+                convert.store(out, zmm.load(low), zmm.load(high));
             }
         }
         Row::Int8 { values, scale } if out.len().is_multiple_of(STEP) => {
@@ -90,21 +113,30 @@ pub fn convert<R: Round>(zmm: Zmm, round: R, row: &Row<'_>, out: &mut [bf16]) {
             }
             format::convert(&row.behind(values.len()), rest);
         }
-        _ => format::convert(row, out),
+        _ => {
+            RowLines::all(next, zmm);
+            format::convert(row, out);
+        }
     }
 }
 
 /// What all formats need.
-#[derive(Clone, Copy)]
 struct Convert<R> {
     zmm: Zmm,
     round: R,
+    /// A row to come.
+    next: RowLines,
 }
 
 impl<R: Round> Convert<R> {
     /// Tiles of e4m3, each with its scale; no NaN.
     #[inline(always)]
-    fn fp8<const TILE: usize>(self, values: &[u8], out: &mut [bf16], scale: impl Fn(usize) -> f32) {
+    fn fp8<const TILE: usize>(
+        &mut self,
+        values: &[u8],
+        out: &mut [bf16],
+        scale: impl Fn(usize) -> f32,
+    ) {
         let zmm = self.zmm;
         // Sign, exponent and mantissa in FP32's shifts make a number too small by 2^120.
         let shifts = zmm.splat_i32(0x87f0_0000_u32.cast_signed());
@@ -125,7 +157,7 @@ impl<R: Round> Convert<R> {
     }
 
     #[inline(always)]
-    fn sign_extended(self, x: &[i8; STEP]) -> [__m512i; 2] {
+    fn sign_extended(&self, x: &[i8; STEP]) -> [__m512i; 2] {
         let low = x.as_ptr();
         // SAFETY: the token proves the features; 16 bytes from the first and from the 17th
         // of 32 on, and the loads need no alignment.
@@ -138,7 +170,8 @@ impl<R: Round> Convert<R> {
     }
 
     #[inline(always)]
-    fn store(self, out: &mut [bf16; STEP], low: __m512, high: __m512) {
+    fn store(&mut self, out: &mut [bf16; STEP], low: __m512, high: __m512) {
+        self.next.step(self.zmm);
         let rounded = self.round.round(low, high);
         // SAFETY: the token proves the features; 32 BF16 are 64 bytes, and the store needs no
         // alignment.
