@@ -4,8 +4,8 @@
 use core::fmt;
 
 use amla::{
-    BackendId, Elements, Options, Output, Plan, Precision, Problem, ProblemShape, Workspace, decode,
-    reference,
+    BackendId, Elements, Options, Output, Plan, Precision, Problem, ProblemShape, Workspace,
+    decode, reference,
 };
 use half::bf16;
 
