@@ -45,12 +45,16 @@
 //! 8. Where a row doesn't see a key of a block, a strip whose V holds an infinity or a NaN takes a scalar path that skips
 //!    the keys a row doesn't see; the fast path may then multiply hidden keys by
 //!    zero.
-//! 9. C2 takes all panels of a block at once, so that V is packed once, strip by strip, in L1d.
+//! 9. C2 takes neighbouring panels of a block at once, so that V is packed once, strip by strip, in L1d.
+//! 10. A panel has no stage of a block that none of its rows sees, and C1 of others ends with the last key that one may see; fused
+//!     kernels leave blocks out alone.
 
+use core::array;
 use core::ops::Range;
 
 use crate::epilogue::{self, Write};
 use crate::fallback::Fallback;
+use crate::format::Dtype;
 use crate::group::{Group, Partial};
 use crate::kernel::{
     Backend, C2, Columns, Kernel, Pv, Qk, Rows, Skipped, Softmax, Stages, V1, row_tile,
@@ -62,7 +66,8 @@ use crate::source::{
     Convert, Layout, Sources, convert_keys, convert_values, each_fused_block, pack_queries,
 };
 use crate::tile::{
-    BLOCK_KEYS, ORow, P_TILES, PANEL_ROWS, RowState, RowTile, STRIP, Tiles, padded_d_qk, strips,
+    BLOCK_KEYS, ORow, P_TILES, PANEL_ROWS, PANELS, RowState, RowTile, STRIP, Tiles, padded_d_qk,
+    strips,
 };
 
 /// How to compute.
@@ -118,16 +123,17 @@ pub fn attend<K: Kernel>(kernel: K, task: Task<'_>) {
     let fused = K::FUSED_ROWS > 0
         && group.planned_rows <= K::FUSED_ROWS
         && row_tile(&mut task.tiles.q[1..]).is_some();
-    if !task.packed {
+    let seen = group.sees_any();
+    if seen && !task.packed {
         pack_queries(kernel, group, &layout, fused, task.kv, &mut task.tiles.q);
     }
     task.tiles.ub[..group.panels()].fill(RowState::START);
-    if fused {
-        run_fused(kernel, layout, &mut task);
-    } else if group.blocks() > 0 {
-        run_cycles(kernel, layout, &mut task);
-    } else {
+    if !seen {
         task.partial.o.fill([0.0; STRIP]);
+    } else if fused {
+        run_fused(kernel, layout, &mut task);
+    } else {
+        run_cycles(kernel, layout, &mut task);
     }
     for panel in 0..group.panels() {
         kernel.permute(
@@ -166,38 +172,55 @@ fn panel_o<'o>(group: &Group<'_>, panel: usize, o: &'o mut [ORow]) -> &'o mut [O
 #[inline(never)]
 fn run_cycles<K: Kernel>(kernel: K, layout: Layout, task: &mut Task<'_>) {
     let (group, options) = (task.group, task.options);
-    let shape = &group.problem.shape;
+    let (panels, strips) = (group.panels(), strips(group.problem.shape.d_v));
     let mut sources = Sources::of(group, layout);
-    let panels = group.panels();
-    let in_place = layout.in_place();
     // The K/V buffers hold one block.
+    let in_place = layout.in_place();
     let preload = if in_place { K::PRELOAD } else { 0 };
     let of = Slots { panels, preload };
     let mut mask = [0; BLOCK_KEYS];
     // Whether some row doesn't see some key, for each P.
     let mut masked = [false; P_TILES];
+    // Which panels see any key of the blocks in flight: they have nothing to do with the others.
+    let mut seen = [[false; PANELS]; BLOCKS_IN_FLIGHT];
     for cycle in cycles(group.blocks() * panels, preload).flat_map(|cycle| apart(cycle, in_place)) {
+        if let Some(block) = of.keys(cycle.c1) {
+            let seen = &mut seen[block % BLOCKS_IN_FLIGHT];
+            *seen = panels_that_see(group, block);
+            for panel in (0..panels).filter(|&panel| block == 0 && !seen[panel]) {
+                // Otherwise C2 of this block overwrites it.
+                panel_o(group, panel, task.partial.o).fill([0.0; STRIP]);
+            }
+        }
+        let seen = |block: usize| seen[block % BLOCKS_IN_FLIGHT];
+        let sees = |i: &usize| seen(i / panels)[i % panels];
+        let any_sees = |block: &usize| seen(*block).contains(&true);
         // C2 waits for the block's last panel.
-        let c2 = cycle.c2.filter(|i| i % panels + 1 == panels);
+        let c2 = cycle
+            .c2
+            .filter(|i| i % panels + 1 == panels && any_sees(&(i / panels)));
         sources.load(
             kernel,
-            of.keys(cycle.c1),
+            of.keys(cycle.c1).filter(any_sees),
             of.block(c2),
             preload == 0,
             task.kv,
         );
-        sources.prefetch(kernel, panels, Cycle { c2, ..cycle });
+        let (c1, v1) = (cycle.c1.filter(sees), cycle.v1.filter(sees));
+        if [c1, v1, c2] == [None; 3] {
+            continue;
+        }
+        sources.prefetch(kernel, panels, Cycle { c1, v1, c2 });
         let [mut keys, mut values] = [Rows::NONE; 2];
-        let mut c1 = cycle.c1.map(|i| Qk {
-            panel: i % panels,
-            rows: group.panel_rows(i % panels),
-            queries: layout.q,
-            d_qk: padded_d_qk(shape.d_qk),
-            keys: sources.keys(task.kv, &mut keys),
-            prefetch: sources.prefetched(0),
-            s: of.s(i),
+        let mut c1 = c1.map(|i| {
+            let keys = sources.keys(task.kv, &mut keys);
+            Qk {
+                s: of.s(i),
+                prefetch: sources.prefetched(0),
+                ..scores(group, layout.q, [i % panels, i / panels], keys)
+            }
         });
-        let mut v1 = cycle.v1.map(|i| {
+        let mut v1 = v1.map(|i| {
             let mask = group.mask(i % panels, &group.block(i / panels), &mut mask);
             masked[of.p(i)] = mask.is_some();
             V1 {
@@ -212,43 +235,48 @@ fn run_cycles<K: Kernel>(kernel: K, layout: Layout, task: &mut Task<'_>) {
             }
         });
         let values = c2.map(|_| sources.values(preload == 0, task.kv, &mut values));
-        let p = of.p_of_panels(c2);
-        let block = c2.unwrap_or(0) / panels;
-        // Neighbouring panels that skip strips alike are taken at once. Each panel's own mask decides that, so that bits
-        // don't depend on a group's other panels.
+        let (p, block) = (of.p_of_panels(c2), c2.unwrap_or(0) / panels);
+        let keys = group.block(block);
+        // Neighbours are taken at once by C2 if they see the block, and skip strips alike. That is a matter of each
+        // panel, not of the group that a thread takes: bits depend on it.
+        let kind = |panel: usize| seen(block)[panel].then_some(masked[p[panel]]);
         let mut end = 0;
         loop {
-            let start = end;
-            let alike = |&panel: &usize| masked[p[panel]] == masked[p[start]];
-            end = c2.map_or(0, |_| (start..panels).take_while(alike).count() + start);
+            let start = (end..panels).find(|&panel| kind(panel).is_some());
+            let start = start.filter(|_| c2.is_some()).unwrap_or(panels);
+            end = (start..panels)
+                .find(|&panel| kind(panel) != kind(start))
+                .unwrap_or(panels);
+            let call = values.filter(|_| start < end).map(|values| C2 {
+                p: &p[start..end],
+                call: Pv {
+                    rows: group.rows.len().min(end * PANEL_ROWS) - start * PANEL_ROWS,
+                    planned_rows: group.planned_rows,
+                    keys: keys.len(),
+                    strips,
+                    values,
+                    precision: options.precision,
+                    skips: masked[p[start]],
+                    first: block == 0,
+                    prefetch: sources.prefetched(2),
+                },
+            });
+            if c1.is_none() && v1.is_none() && call.is_none() {
+                break;
+            }
             let stages = Stages {
                 c1: c1.take(),
                 v1: v1.take(),
-                c2: values.map(|values| C2 {
-                    p: &p[start..end],
-                    call: Pv {
-                        rows: group.rows.len().min(end * PANEL_ROWS) - start * PANEL_ROWS,
-                        planned_rows: group.planned_rows,
-                        keys: group.block(block).len(),
-                        strips: strips(shape.d_v),
-                        values,
-                        precision: options.precision,
-                        skips: masked[p[start]],
-                        first: block == 0,
-                        prefetch: sources.prefetched(2),
-                    },
-                }),
+                c2: call,
             };
-            let o = &mut task.partial.o[start * strips(shape.d_v) * PANEL_ROWS..];
-            let skipped = kernel.cycle(&stages, task.tiles, o);
-            if skipped != Skipped::NONE {
-                for (panel, &p) in (start..).zip(&p[start..end]) {
-                    let mut seen = [0; BLOCK_KEYS];
+            let from = start.min(panels - 1) * strips * PANEL_ROWS;
+            let skipped = kernel.cycle(&stages, task.tiles, &mut task.partial.o[from..]);
+            for (panel, &p) in (start..).zip(&p[start..end]) {
+                if skipped != Skipped::NONE {
                     let fallback = Fallback {
                         group,
-                        rows: group.panel_rows(panel),
-                        keys: group.block(block),
-                        mask: group.mask(panel, &group.block(block), &mut seen),
+                        panel,
+                        keys: keys.clone(),
                         precision: options.precision,
                         p: &task.tiles.l0a[p],
                         first: block == 0,
@@ -256,14 +284,39 @@ fn run_cycles<K: Kernel>(kernel: K, layout: Layout, task: &mut Task<'_>) {
                         values: layout.v,
                         skipped,
                     };
-                    let o = panel_o(group, panel, task.partial.o);
-                    fallback.run(kernel, group.strip_rows(panel), o);
+                    fallback.run(kernel, panel_o(group, panel, task.partial.o));
                 }
             }
-            if c2.is_none() || end == panels {
-                break;
-            }
         }
+    }
+}
+
+/// Which panels see any key of a block.
+fn panels_that_see(group: &Group<'_>, block: usize) -> [bool; PANELS] {
+    let keys = group.block(block);
+    array::from_fn(|panel| panel < group.panels() && group.panel_sees(panel, &keys))
+}
+
+/// Blocks whose stages a cycle may have: with a preload of 2 and one panel, one each.
+const BLOCKS_IN_FLIGHT: usize = 4;
+
+/// C1 of a panel and a block: of the keys up to the last that a row sees.
+fn scores<'a>(
+    group: &Group<'_>,
+    queries: Dtype,
+    [panel, block]: [usize; 2],
+    keys: &'a Rows<'a>,
+) -> Qk<'a> {
+    let seen = group.seen_end(panel, &group.block(block));
+    Qk {
+        panel,
+        rows: group.panel_rows(panel),
+        queries,
+        d_qk: padded_d_qk(group.problem.shape.d_qk),
+        keys: &keys.as_slice()[..seen],
+        dtype: keys.dtype,
+        prefetch: &[],
+        s: 0,
     }
 }
 
@@ -320,14 +373,10 @@ fn run_fused<K: Kernel>(kernel: K, layout: Layout, task: &mut Task<'_>) {
                 break;
             }
             from = end.keys.end;
-            let keys = block.start + end.keys.start..block.start + end.keys.end;
-            let mut seen = [0; BLOCK_KEYS];
-            let mask = group.mask(0, &keys, &mut seen);
             let fallback = Fallback {
                 group,
-                rows: call.rows,
-                keys,
-                mask,
+                panel: 0,
+                keys: block.start + end.keys.start..block.start + end.keys.end,
                 precision: call.precision,
                 p,
                 first: false,
@@ -335,7 +384,7 @@ fn run_fused<K: Kernel>(kernel: K, layout: Layout, task: &mut Task<'_>) {
                 values: layout.v,
                 skipped: end.skipped,
             };
-            fallback.run(kernel, call.rows, o);
+            fallback.run(kernel, o);
         }
     });
 }

@@ -8,20 +8,18 @@ use half::bf16;
 use crate::bits::{Increment, add_increment_f32, bf16_to_f32};
 use crate::format::{Dtype, Row};
 use crate::group::Group;
-use crate::kernel::{Columns, Kernel, Mask, Skipped, Strips};
+use crate::kernel::{Columns, Kernel, Skipped, Strips};
 use crate::problem::Precision;
-use crate::tile::{L0a, MAX_D_V, ORow, STRIP};
+use crate::tile::{BLOCK_KEYS, L0a, MAX_D_V, ORow, STRIP};
 
 /// Strips that C2, or the fused kernel, skipped for one panel.
 pub struct Fallback<'a> {
     /// The rows.
     pub group: &'a Group<'a>,
-    /// Rows of the panel.
-    pub rows: usize,
+    /// Their panel.
+    pub panel: usize,
     /// Keys of the request that P is of.
     pub keys: Range<usize>,
-    /// Which rows see each of them.
-    pub mask: Option<&'a Mask>,
     /// How P is stored.
     pub precision: Precision,
     /// P, and what moves O. `first` overwrites O.
@@ -51,9 +49,13 @@ impl Fallback<'_> {
         }
     }
 
-    /// Computes them: `o` has strips of `strip_rows` rows.
+    /// Computes them, in the panel's O.
     #[cold]
-    pub fn run<K: Kernel>(&self, kernel: K, strip_rows: usize, o: &mut [ORow]) {
+    pub fn run<K: Kernel>(&self, kernel: K, o: &mut [ORow]) {
+        let (group, panel) = (self.group, self.panel);
+        let (rows, strip_rows) = (group.panel_rows(panel), group.strip_rows(panel));
+        let mut mask = [0; BLOCK_KEYS];
+        let mask = group.mask(panel, &self.keys, &mut mask);
         let has = |strips: Strips, strip: usize| strips & 1 << strip != 0;
         let skipped = self.skipped;
         let strips = o.len() / strip_rows;
@@ -62,7 +64,7 @@ impl Fallback<'_> {
             .enumerate()
             .filter(|&(i, _)| has(skipped.all, i))
         {
-            for (o, &increment) in o[..self.rows].iter_mut().zip(&self.p.increment) {
+            for (o, &increment) in o[..rows].iter_mut().zip(&self.p.increment) {
                 if self.first {
                     o.fill(0.0);
                 } else if !self.fused {
@@ -73,18 +75,18 @@ impl Fallback<'_> {
             }
         }
         kernel.permute(self.fused, self.values, o, Columns::Natural);
-        let d_v = self.group.problem.shape.d_v;
+        let d_v = group.problem.shape.d_v;
         let mut value = [0.0; MAX_D_V];
         let value = &mut value[..strips * STRIP];
-        for (k, row) in self.group.values(self.keys.clone()).enumerate() {
+        for (k, row) in group.values(self.keys.clone()).enumerate() {
             let strips = match k {
                 ..Skipped::TAIL => skipped.all,
                 _ => skipped.all | skipped.tail,
             };
             self.convert(kernel, &row, &mut value[..d_v]);
             let values = value.as_chunks::<STRIP>().0;
-            let sees = |&r: &usize| self.mask.is_none_or(|mask| mask[k] >> r & 1 == 1);
-            for r in (0..self.rows).filter(sees) {
+            let sees = |&r: &usize| mask.is_none_or(|mask| mask[k] >> r & 1 == 1);
+            for r in (0..rows).filter(sees) {
                 let prob = kernel.prob(self.p, self.precision, k, r);
                 for (i, (o, value)) in o.chunks_mut(strip_rows).zip(values).enumerate() {
                     if has(strips, i) {

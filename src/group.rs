@@ -88,17 +88,68 @@ impl<'a> Group<'a> {
         self.problem.values(self.request, self.head, keys)
     }
 
-    /// Whether causality and window let all rows of the panel see all of `keys`.
-    fn all_see(&self, panel: usize, keys: &Range<usize>) -> bool {
-        if !self.problem.causal && self.problem.window.is_none() {
-            return true;
+    /// The query positions of a panel's rows.
+    fn positions(&self, panel: usize) -> Range<usize> {
+        let rows = self.panel_rows(panel);
+        if rows == 0 {
+            return 0..0;
         }
-        // A later position sees neither an earlier key nor less of the later ones.
-        let [first, last] = [0, self.panel_rows(panel).saturating_sub(1)].map(|r| {
-            let (j, _) = self.position(panel * PANEL_ROWS + r);
-            self.problem.visible(self.request, j)
-        });
-        last.start <= keys.start && keys.end <= first.end
+        let [(first, _), (last, _)] = [0, rows - 1].map(|r| self.position(panel * PANEL_ROWS + r));
+        first..last + 1
+    }
+
+    /// The keys that causality and window let some row of a panel see, and those that all see: later positions see neither
+    /// earlier keys nor less of the later ones.
+    fn visible(&self, panel: usize) -> [Range<usize>; 2] {
+        let positions = self.positions(panel);
+        let of = |j: usize| self.problem.visible(self.request, j);
+        let [first, last] = [of(positions.start), of(positions.end.saturating_sub(1))];
+        [first.start..last.end, last.start..first.end]
+    }
+
+    /// Whether a row of the panel sees any of `keys`; others needn't be read for it. Bits depend on that, and so it doesn't
+    /// depend on which other panels the group has.
+    pub fn panel_sees(&self, panel: usize, keys: &Range<usize>) -> bool {
+        let problem = self.problem;
+        if !problem.hides() {
+            return !keys.is_empty();
+        }
+        let [some, _] = self.visible(panel);
+        let keys = keys.start.max(some.start)..keys.end.min(some.end);
+        if keys.is_empty() || keys.start < problem.shown_before(self.request) {
+            return !keys.is_empty();
+        }
+        let mut positions = self.positions(panel);
+        positions.any(|j| {
+            let visible = problem.visible(self.request, j);
+            let keys = keys.start.max(visible.start)..keys.end.min(visible.end);
+            problem.shows_any(self.request, self.head, j, keys)
+        })
+    }
+
+    /// How many of `keys`, some of which its rows see, there are up to the last that they may.
+    pub fn seen_end(&self, panel: usize, keys: &Range<usize>) -> usize {
+        if !self.problem.hides() {
+            return keys.len();
+        }
+        let [some, _] = self.visible(panel);
+        keys.len().min(some.end.saturating_sub(keys.start))
+    }
+
+    /// How many of `keys` there are from the first that causality and window let any row see to the last.
+    #[cfg(feature = "rayon")]
+    pub fn visible_of(&self, keys: &Range<usize>) -> usize {
+        let [first, last] = [0, self.panels().saturating_sub(1)].map(|panel| self.visible(panel));
+        let end = keys.end.min(last[0].end);
+        end.saturating_sub(keys.start.max(first[0].start))
+    }
+
+    /// Whether any row sees any key.
+    pub fn sees_any(&self) -> bool {
+        (0..self.blocks()).any(|block| {
+            let keys = self.block(block);
+            (0..self.panels()).any(|panel| self.panel_sees(panel, &keys))
+        })
     }
 
     /// Which rows of the panel see each of the keys, at most a block, written to `mask`;
@@ -110,32 +161,45 @@ impl<'a> Group<'a> {
         mask: &'b mut Mask,
     ) -> Option<&'b Mask> {
         let problem = self.problem;
-        let shown_before = problem.shown_before(self.request);
-        if keys.end <= shown_before && self.all_see(panel, keys) {
+        if !problem.hides() {
             return None;
         }
-        mask[..keys.len()].fill(0);
-        let mut partial = false;
-        let mut r = 0;
-        while r < self.panel_rows(panel) {
-            // The heads of one position see alike.
-            let (j, _) = self.position(panel * PANEL_ROWS + r);
-            let end = self
-                .panel_rows(panel)
-                .min((j + 1) * problem.shape.group() - self.rows.start - panel * PANEL_ROWS);
-            let rows = u64::MAX >> (u64::BITS as usize - (end - r)) << r;
-            let visible = problem.visible(self.request, j);
-            partial |= visible.start > keys.start || visible.end < keys.end;
-            for (k, mask) in keys.clone().zip(&mut *mask) {
-                let shown = k < shown_before || problem.shows(self.request, self.head, j, k);
-                partial |= !shown;
-                if shown && visible.contains(&k) {
-                    *mask |= rows;
+        let shown_before = problem.shown_before(self.request);
+        let [_, all] = self.visible(panel);
+        if keys.end <= shown_before && all.start <= keys.start && keys.end <= all.end {
+            return None;
+        }
+        let rows = self.panel_rows(panel);
+        let first_row = self.rows.start + panel * PANEL_ROWS;
+        // The heads of one position see alike.
+        let heads = problem.shape.group();
+        let bits = |positions: Range<usize>| {
+            let [start, end] = [positions.start, positions.end]
+                .map(|j| (j * heads).saturating_sub(first_row).min(rows));
+            below(end) & !below(start)
+        };
+        let viewers = problem.viewers(self.request);
+        let mut all_see = true;
+        for (k, mask) in keys.clone().zip(&mut *mask) {
+            *mask = bits(viewers(k));
+            if k >= shown_before {
+                for j in self.positions(panel) {
+                    if !problem.shows(self.request, self.head, j, k) {
+                        *mask &= !bits(j..j + 1);
+                    }
                 }
             }
-            r = end;
+            all_see &= *mask == below(rows);
         }
-        partial.then_some(mask)
+        (!all_see).then_some(mask)
+    }
+}
+
+/// The first `n` bits.
+const fn below(n: usize) -> u64 {
+    match n {
+        0 => 0,
+        _ => u64::MAX >> (u64::BITS as usize - n),
     }
 }
 
@@ -218,3 +282,6 @@ impl<'a> Partial<'a> {
             })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -555,26 +555,29 @@ pub fn decode_group(
     let [mut part, mut earlier] = partials.each_mut().map(|p| &mut p[..len]);
     let mut write = Some(write);
     let last = cut.splits().len() - 1;
+    let mut packed = false;
     for (split, keys) in cut.splits().enumerate() {
         let prefetch_end = if split == last {
             keys.end
         } else {
             group.problem.len(group.request)
         };
+        let group = &Group {
+            keys,
+            prefetch_end,
+            ..group.clone()
+        };
         options.backend_of(group).with(Task {
-            group: &Group {
-                keys,
-                prefetch_end,
-                ..group.clone()
-            },
+            group,
             options,
             tiles,
             kv,
-            packed: split > 0,
+            packed,
             partial: Partial::view(part, d_v),
             earlier: (split > 0).then(|| Partial::view(earlier, d_v)),
             write: write.take_if(|_| split == last),
         });
+        packed |= group.sees_any();
         mem::swap(&mut part, &mut earlier);
     }
 }
@@ -666,11 +669,14 @@ fn run_checked(
             checked = Some(group.request);
         }
     }
+    // The last whose queries were packed.
     let mut before: Option<Group<'_>> = None;
     for (group, partial) in plan.groups(problem, tasks).zip(partials.chunks_mut(each)) {
-        let packed = before.is_some_and(|before| before.same_rows(&group));
+        let packed = (before.as_ref()).is_some_and(|before| before.same_rows(&group));
         run_group(&group, packed, options, workspace, partial);
-        before = Some(group);
+        if group.sees_any() {
+            before = Some(group);
+        }
     }
     Ok(())
 }

@@ -4,6 +4,7 @@ extern crate std;
 
 use core::borrow::BorrowMut;
 use core::cmp::Reverse;
+use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::BinaryHeap;
 use std::sync::{Mutex, PoisonError};
@@ -54,10 +55,14 @@ pub fn decode_on_rayon<W: BorrowMut<Workspace> + Send>(
     }
     let mut stats = Vec::new();
     if let Some(panels) = panels_at_once(problem, plan, threads)
-        && let Some(tasks) = row_tasks(problem, panels, &mut output, &mut stats)
+        && let Some(mut tasks) = row_tasks(problem, panels, &mut output, &mut stats)
     {
+        // As `panels_at_once` has them.
+        tasks.sort_by_key(|task| Reverse(task.cost));
         each(workspaces, tasks.into_iter(), |workspace, task| {
-            let RowTask { cut, group, write } = task;
+            let RowTask {
+                cut, group, write, ..
+            } = task;
             decode_group(&cut, &group, options, workspace.borrow_mut(), write);
         });
         write_all_stats(problem, panels, &stats, &mut output);
@@ -135,21 +140,33 @@ const CALL: u64 = 1 << 13;
 /// Panels of a group that a thread computes at once with all keys, if that takes no longer than the
 /// plan's tasks.
 fn panels_at_once(problem: &Problem<'_>, plan: &Plan, threads: usize) -> Option<usize> {
-    let cost = |rows: usize, keys: usize| (rows as u64 + KEY) * keys as u64;
     let ends = [PANELS, PANELS.div_ceil(2), 1].map(|panels| {
-        let costs = row_groups(problem, panels).map(|(cut, group)| {
-            let keys = cut.splits().map(|keys| keys.len()).sum();
-            cost(group.rows.len(), keys)
-        });
-        (makespan(costs, threads), panels)
+        let costs = row_groups(problem, panels).map(|(cut, group)| cost_of_rows(&cut, &group));
+        (makespan(longest_first(costs).into_iter(), threads), panels)
     });
     let tasks = row_groups(problem, plan.panels()).flat_map(|(cut, group)| {
-        let rows = group.rows.len();
         let ranges = cut.splits();
-        ranges.map(move |keys| cost(rows, keys.len()) + rows as u64 * RESULT)
+        ranges.map(move |keys| cost(&group, &keys) + group.rows.len() as u64 * RESULT)
     });
     let (end, panels) = ends.into_iter().min_by_key(|&(end, _)| end)?;
     (end <= makespan(tasks, threads) + CALL).then_some(panels)
+}
+
+/// Cost of a group's rows and some keys, in products of a row and a key.
+fn cost(group: &Group<'_>, keys: &Range<usize>) -> u64 {
+    (group.rows.len() as u64 + KEY) * group.visible_of(keys) as u64
+}
+
+/// Cost of a group's rows and all keys.
+fn cost_of_rows(cut: &Cut, group: &Group<'_>) -> u64 {
+    cut.splits().map(|keys| cost(group, &keys)).sum()
+}
+
+/// Where rows see fewer keys than others, threads would wait for the longest tasks.
+fn longest_first(costs: impl Iterator<Item = u64>) -> Vec<u64> {
+    let mut costs: Vec<_> = costs.collect();
+    costs.sort_unstable_by_key(|&cost| Reverse(cost));
+    costs
 }
 
 /// When the last thread is done. A thread takes the next item when it has completed one.
@@ -170,6 +187,7 @@ struct RowTask<'p, 'o> {
     cut: Cut,
     group: Group<'p>,
     write: Write<'o>,
+    cost: u64,
 }
 
 /// All rows in tasks of at most `panels` panels, in the order of the output; `None` if O has another
@@ -205,7 +223,12 @@ fn row_tasks<'p, 'o>(
             stats: stats.split_off_mut(..group.rows.len())?,
             format,
         };
-        tasks.push(RowTask { cut, group, write });
+        tasks.push(RowTask {
+            cost: cost_of_rows(&cut, &group),
+            cut,
+            group,
+            write,
+        });
     }
     Some(tasks)
 }

@@ -452,6 +452,10 @@ pub fn each_fused_block(
     for block in 0..group.blocks() {
         let range = group.block(block);
         let len = range.len();
+        if !group.panel_sees(0, &range) {
+            in_cache.advance(in_cache.len().min(len));
+            continue;
+        }
         if key_location == Location::Cache {
             let end = group.prefetch_end.min(range.start + FUSED_KEYS);
             list_keys(group, range.start + in_cache.len()..end, &mut in_cache);

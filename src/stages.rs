@@ -191,7 +191,8 @@ impl<'a> Stages<'a> {
             rows: ROWS,
             queries: Dtype::Bf16,
             d_qk: D_QK,
-            keys: &keys,
+            keys: keys.as_slice(),
+            dtype: Dtype::Bf16,
             prefetch: &[],
             s: QK_TILE,
         };

@@ -116,8 +116,10 @@ pub struct Qk<'a> {
     pub queries: Dtype,
     /// Width of keys and queries.
     pub d_qk: usize,
-    /// Keys of the block.
-    pub keys: &'a Rows<'a>,
+    /// Keys of the block: the first ones, where the panel's rows see none of the others.
+    pub keys: &'a [&'a [Word]],
+    /// How these are stored.
+    pub dtype: Dtype,
     /// Rows to prefetch.
     pub prefetch: &'a [&'a [Word]],
     /// The tile of [`Tiles::l0c`] that takes S.

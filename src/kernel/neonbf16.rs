@@ -212,7 +212,7 @@ fn pairs(even: uint16x8_t, odd: uint16x8_t) -> [uint32x4_t; 2] {
 /// C1: all keys of the block over one chunk of the Q panel, then over the next.
 #[target_feature(enable = "neon,bf16")]
 fn qk(simd: Neon, call: &Qk<'_>, q: &[Step], scratch: &mut Fp32Tile, s: &mut STile) {
-    let (keys, rows) = (call.keys.as_slice(), call.rows);
+    let (keys, rows) = (call.keys, call.rows);
     let memory: &mut [KeyStep] = bytemuck::cast_slice_mut(scratch.0.as_flattened_mut());
     for (chunk, q) in q.chunks(STEPS_K).enumerate() {
         let feature = 4 * STEPS_K * chunk;

@@ -2,7 +2,7 @@
 
 use core::ops::Range;
 
-use super::Problem;
+use super::{Problem, TailMask};
 
 impl Problem<'_> {
     /// The keys that query position `j` of sequence `b` sees, and those that [`shows`](Self::shows)
@@ -14,6 +14,24 @@ impl Problem<'_> {
         let start = self.window.map_or(0, |window| end.saturating_sub(window));
         let end = if self.causal { end } else { len };
         start.min(end)..end
+    }
+
+    /// The query positions of sequence `b` that have a key among their [`visible`](Self::visible) ones.
+    pub(crate) fn viewers(&self, b: usize) -> impl Fn(usize) -> Range<usize> + use<> {
+        let (len, queries) = (self.len(b), self.queries(b));
+        let (causal, window) = (self.causal, self.window);
+        move |k| {
+            // The position whose own key it is; the last one's is the last.
+            let own = |k: usize| k.saturating_add(queries).saturating_sub(len);
+            let end = window.map_or(queries, |window| own(k.saturating_add(window)).min(queries));
+            let start = if causal { own(k) } else { 0 };
+            start.min(end)..end
+        }
+    }
+
+    /// Whether some query position sees other keys than another, or no key of the cache at some index.
+    pub(crate) const fn hides(&self) -> bool {
+        self.causal || self.window.is_some() || self.tail_mask.is_some() || self.sparse.is_some()
     }
 
     /// The keys that any query of sequence `b` may see.
@@ -53,10 +71,40 @@ impl Problem<'_> {
         let Some(i) = (k + mask.tail).checked_sub(self.len(b)) else {
             return true;
         };
+        self.mask_row(mask, b, j)[i / 64] >> (i % 64) & 1 != 0
+    }
+
+    /// Whether [`shows`](Self::shows) is true of any of `keys`.
+    pub(crate) fn shows_any(
+        &self,
+        b: usize,
+        head: usize,
+        j: usize,
+        mut keys: Range<usize>,
+    ) -> bool {
+        let (None, Some(mask)) = (&self.sparse, &self.tail_mask) else {
+            return keys.any(|k| self.shows(b, head, j, k));
+        };
+        // Bits of the mask, word by word.
+        let bit = |k: usize| (k + mask.tail).saturating_sub(self.len(b));
+        let (start, end) = (bit(keys.start), bit(keys.end));
+        if start == 0 && !keys.is_empty() && keys.start + mask.tail < self.len(b) {
+            return true;
+        }
+        let row = self.mask_row(mask, b, j);
+        let upto = |i: usize| (1_u64 << (i % 64)) - 1;
+        (start / 64..end.div_ceil(64)).any(|word| {
+            let from = if word == start / 64 { upto(start) } else { 0 };
+            let behind = if word == end / 64 { !upto(end) } else { 0 };
+            row[word] & !from & !behind != 0
+        })
+    }
+
+    /// The words of query position `j` of sequence `b`.
+    fn mask_row<'m>(&self, mask: &TailMask<'m>, b: usize, j: usize) -> &'m [u64] {
         let words = mask.tail.div_ceil(64);
         let [request, token] = self.token(b, j);
-        let row = request * self.shape.s_q + token;
-        mask.words[row * words + i / 64] >> (i % 64) & 1 != 0
+        &mask.words[(request * self.shape.s_q + token) * words..][..words]
     }
 
     /// Whether query position `j` of sequence `b` sees any key of a KV head.

@@ -29,12 +29,7 @@ pub fn qk(kernel: Amx, call: &Qk<'_>, q: &[[u32; PANEL_ROWS]], scratch: &mut L0b
     let tiles = Tiles::new(kernel);
     let row_tiles = call.rows.div_ceil(SIDE);
     let mut prefetch = TileRows::of(call.prefetch);
-    for (keys, s) in call
-        .keys
-        .as_slice()
-        .chunks(VISIT)
-        .zip(s.0.as_chunks_mut::<VISIT>().0)
-    {
+    for (keys, s) in call.keys.chunks(VISIT).zip(s.0.as_chunks_mut::<VISIT>().0) {
         let in_place = visit(keys, d_qk);
         // S stays in registers then. Otherwise keys come from L1d, for all rows.
         let features = match in_place {

@@ -26,7 +26,7 @@ pub fn qk<const KEYS: usize, const VECS: usize, const GROUP: usize>(
     q: &[[u32; PANEL_ROWS]],
     s: &mut STile,
 ) {
-    let keys = call.keys.as_slice();
+    let keys = call.keys;
     let d_qk = 2 * q.len();
     let Some(&last) = keys.last() else { return };
     // A group at the reduce repeats the last key; nobody reads the copies.

@@ -62,7 +62,7 @@ pub fn qk(kernel: Avx512Bf16, call: &Qk<'_>, q: &QPanel, s: &mut STile) {
 /// The same of keys that are the widest, or aren't.
 #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
 fn qk_of_width<const WIDEST: bool>(kernel: Avx512Bf16, call: &Qk<'_>, q: &QPanel, s: &mut STile) {
-    let (keys, rows) = (call.keys.as_slice(), call.rows);
+    let (keys, rows) = (call.keys, call.rows);
     let groups = keys.len().div_ceil(KEYS);
     // As many tiles as `KeyTile::next` makes of the rows.
     let tiles = ((rows + 1) / 4).max(1);

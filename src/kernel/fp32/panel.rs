@@ -418,7 +418,7 @@ pub fn qk<S: Conversions, const KEYS: usize, const N: usize, const STEP: usize>(
     scratch: &mut L0b,
     s: &mut STile,
 ) {
-    let (keys, dtype) = (call.keys.as_slice(), call.keys.dtype);
+    let (keys, dtype) = (call.keys, call.dtype);
     assert!(call.d_qk.is_multiple_of(CHUNK));
     assert!(keys.iter().all(|key| key.len() >= dtype.words(call.d_qk)));
     let convert = S::keys(dtype);

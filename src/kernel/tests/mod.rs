@@ -310,7 +310,8 @@ impl Run<'_> {
             rows,
             queries: Dtype::Bf16,
             d_qk: MAX_D_QK,
-            keys: &keys,
+            keys: keys.as_slice(),
+            dtype: Dtype::Bf16,
             prefetch: keys.as_slice(),
             s: 0,
         };

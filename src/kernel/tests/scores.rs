@@ -75,7 +75,8 @@ impl Visitor for Scores<'_> {
             rows: self.rows,
             queries: Dtype::Bf16,
             d_qk: self.d_qk,
-            keys: &keys,
+            keys: keys.as_slice(),
+            dtype: Dtype::Bf16,
             prefetch: self.prefetch,
             s: 0,
         };
