@@ -10,6 +10,7 @@ use crate::plan::decode;
 use crate::problem::{
     Elements, Inputs, Output, Pages, Precision, Problem, Rescale, Sparse, TailMask, TensorRef,
 };
+use crate::schedule::Split;
 use crate::shape::ProblemShape;
 use crate::tile::Workspace;
 
@@ -278,6 +279,13 @@ impl<'a> Attention<'a> {
     #[must_use]
     pub fn rescale(mut self, rescale: Rescale) -> Self {
         self.options.rescale = rescale;
+        self
+    }
+
+    /// How keys are cut into ranges that threads compute in parallel.
+    #[must_use]
+    pub fn split(mut self, split: Split) -> Self {
+        self.problem.split = split;
         self
     }
 

@@ -52,6 +52,8 @@ pub enum Argument {
     Window,
     /// Which of the last keys each query sees.
     TailMask,
+    /// Keys of a KV split.
+    SplitKeys,
     /// The indices of the keys that queries attend to.
     Indices,
     /// Indices of each query position.
@@ -122,6 +124,7 @@ impl Argument {
             Self::Causal => "causal",
             Self::Window => "window",
             Self::TailMask => "tail_mask",
+            Self::SplitKeys => "split_keys",
             Self::Indices => "indices",
             Self::Topk => "topk",
             Self::TopkLength => "topk_length",
@@ -171,6 +174,15 @@ pub enum Error {
         min: usize,
         /// The largest value allowed.
         max: usize,
+    },
+    /// A count is no positive multiple of what it must be.
+    NotMultiple {
+        /// Which count.
+        argument: Argument,
+        /// What was given.
+        value: usize,
+        /// What it must be a multiple of.
+        of: usize,
     },
     /// A buffer holds fewer elements than needed (bytes, for a workspace).
     TooShort {
@@ -393,6 +405,11 @@ impl fmt::Display for Error {
                 min,
                 max,
             } => write!(f, "{argument} is {value}, not in {min}..={max}"),
+            Self::NotMultiple {
+                argument,
+                value,
+                of,
+            } => write!(f, "{argument} is {value}, not a positive multiple of {of}"),
             Self::TooShort {
                 argument,
                 len,

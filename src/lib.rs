@@ -17,8 +17,8 @@
 //! [`combine`]), with the same result to the bit.
 //!
 //! **What bits depend on.** The bits of a result depend on its own request (queries, keys, options, and how many rows `s_q` and `h_q`
-//! make), on the backend, and on how its keys are split, which follows from their number. They never depend on other requests of
-//! the batch, on threads and tasks, or on where tensors are in memory.
+//! make), on the backend, and on how its keys are split: by their number, or as the caller says ([`Split`]). They never depend on other
+//! requests of the batch, on threads and tasks, or on where tensors are in memory.
 //!
 //! ```
 //! use amla::{Elements, Options, Output, Problem, ProblemShape, Workspace, decode};
@@ -81,5 +81,6 @@ pub use problem::{
     Elements, EmptyLse, Extra, IndexList, Indices, Inputs, Lse, LseBase, Output, Pages, Precision,
     Problem, Rescale, Sparse, TailMask, TensorRef,
 };
+pub use schedule::Split;
 pub use shape::ProblemShape;
 pub use tile::{BLOCK_KEYS, Workspace};

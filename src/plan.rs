@@ -1,6 +1,6 @@
 //! A call cut into independent tasks, and their results merged.
 //!
-//! How a request's rows and keys are cut depends on the shape and on its own lengths alone, and results are
+//! How a request's rows and keys are cut depends on the shape, on its own lengths and on [`Split`] alone, and results are
 //! always merged in the order of the keys. So its bits don't depend on its neighbours or on how many
 //! threads ran the tasks.
 
@@ -14,7 +14,7 @@ use crate::error::{Argument, Error};
 use crate::group::{Group, Partial};
 use crate::kernel::Backend;
 use crate::problem::{Output, Problem, in_range};
-use crate::schedule::splits;
+use crate::schedule::Split;
 use crate::shape::ProblemShape;
 use crate::tile::{BLOCK_KEYS, FP32_GROUP_ROWS, GROUP_ROWS, PANEL_ROWS, PANELS, Workspace};
 
@@ -41,13 +41,18 @@ pub struct Plan {
 /// What a plan depends on besides the shape, so that one for other lengths is noticed, and what differs told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PlannedLengths {
-    /// Those of [`COUNTS`]; `usize::MAX`, which hides nothing, where there is none.
+    /// Those of [`COUNTS`]; `usize::MAX` where there is none.
     counts: [usize; COUNTS.len()],
     /// Those of [`LISTS`].
     lists: [List; LISTS.len()],
 }
 
-const COUNTS: [Argument; 3] = [Argument::Window, Argument::Topk, Argument::ExtraTopk];
+const COUNTS: [Argument; 4] = [
+    Argument::Window,
+    Argument::Topk,
+    Argument::ExtraTopk,
+    Argument::SplitKeys,
+];
 const LISTS: [Argument; 5] = [
     Argument::QIndptr,
     Argument::KvIndptr,
@@ -116,6 +121,10 @@ impl PlannedLengths {
             problem.window,
             topk.map(|indices| indices.topk),
             extra.map(|indices| indices.topk),
+            match problem.split {
+                Split::ByLength => None,
+                Split::Every(keys) => Some(keys),
+            },
         ];
         let seqlens = problem.cache_seqlens.map(|_| List::of(problem.seqlens()));
         let [topk, extra] = problem.topk_lengths().map(|lengths| {
@@ -147,6 +156,7 @@ pub struct Cut {
     group_rows: usize,
     /// The keys that any row may see.
     span: Range<usize>,
+    split: Split,
 }
 
 impl Cut {
@@ -164,13 +174,21 @@ impl Cut {
             // Groups of whole panels, as even as can be.
             group_rows: rows.div_ceil(groups.max(1) * PANEL_ROWS) * PANEL_ROWS,
             span: problem.span(request),
+            split: problem.split,
         }
+    }
+
+    /// The keys that any row may see.
+    #[cfg(feature = "rayon")]
+    pub fn span(&self) -> Range<usize> {
+        self.span.clone()
     }
 
     /// The ranges that the keys are cut into.
     pub fn splits(&self) -> impl ExactSizeIterator<Item = Range<usize>> + use<> {
         let start = self.span.start;
-        splits(self.span.len()).map(move |keys| start + keys.start..start + keys.end)
+        let ranges = self.split.ranges(self.span.len());
+        ranges.map(move |keys| start + keys.start..start + keys.end)
     }
 
     /// Row groups of `panels` panels that `group_rows` rows make.
@@ -202,7 +220,8 @@ impl Cut {
         let first = row_group / each * self.group_rows;
         let end = self.rows.min(first + self.group_rows);
         let start = first + row_group % each * panels * PANEL_ROWS;
-        let keys = self.splits().nth(split).unwrap_or(0..0);
+        let keys = self.split.range(split, self.span.len());
+        let keys = self.span.start + keys.start..self.span.start + keys.end;
         Group {
             problem,
             request,
@@ -412,7 +431,10 @@ impl Plan {
         };
         check_dims(d_qk, d_v).ok()?;
         let absent = |list: &List| list.hash == 0 && list.total != 0;
-        let possible = (1..=GROUP_ROWS).contains(&rows) && !lists.iter().any(absent);
+        let [.., split] = plan.lengths.counts;
+        let possible = (1..=GROUP_ROWS).contains(&rows)
+            && !lists.iter().any(absent)
+            && (split == usize::MAX || split > 0 && split.is_multiple_of(Split::MULTIPLE));
         possible.then_some(plan)
     }
 

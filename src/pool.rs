@@ -157,9 +157,10 @@ fn cost(group: &Group<'_>, keys: &Range<usize>) -> u64 {
     (group.rows.len() as u64 + KEY) * group.visible_of(keys) as u64
 }
 
-/// Cost of a group's rows and all keys.
+/// Cost of a group's rows and all keys, and of merging the results over them.
 fn cost_of_rows(cut: &Cut, group: &Group<'_>) -> u64 {
-    cut.splits().map(|keys| cost(group, &keys)).sum()
+    let merges = cut.splits().len() as u64 - 1;
+    cost(group, &cut.span()) + merges * group.rows.len() as u64 * RESULT
 }
 
 /// Where rows see fewer keys than others, threads would wait for the longest tasks.

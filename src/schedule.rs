@@ -229,26 +229,69 @@ pub fn cycles(items: usize, preload: usize) -> impl Iterator<Item = Cycle> + Clo
     })
 }
 
-/// The ranges that the keys of a request are cut into, so that threads can share them: always at least one, in order.
-/// The KV splits of a request, which threads compute in parallel: always at least one, in order.
+/// How the keys of a request are cut into ranges: its KV splits, which threads compute in parallel, and whose results are
+/// merged in their order.
 ///
-/// Their number depends on the number of keys alone. So a request's result depends neither on its neighbours nor on the
-/// number of threads. It is small enough that the merge costs next to nothing, and large enough for a long request.
-pub fn splits(keys: usize) -> impl ExactSizeIterator<Item = Range<usize>> + Clone {
-    let splits: u16 = match keys {
-        0..2048 => 1,
-        2048..8192 => 2,
-        8192..16384 => 4,
-        16384..65536 => 8,
-        _ => 16,
-    };
-    // Multiples of 32 keys: no pair straddles two splits, and each but the last has full vectors of keys. Blocks and
-    // register tiles begin with the split.
-    let len = keys.div_ceil(usize::from(splits)).next_multiple_of(32);
-    (0..splits).map(move |split| {
-        let start = usize::from(split).saturating_mul(len).min(keys);
-        start..start.saturating_add(len).min(keys)
-    })
+/// Results depend on it to the bit, and neither on the request's neighbours nor on the number of threads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Split {
+    /// By their number alone, into 16 splits at most: few enough for the merge to cost next to nothing, and enough for long
+    /// requests on some threads.
+    #[default]
+    ByLength,
+    /// After every `n` keys, a multiple of [`MULTIPLE`](Self::MULTIPLE), with no limit to the splits: for more threads.
+    Every(usize),
+}
+
+impl Split {
+    /// No pair of keys straddles two splits, and each but the last has full vectors of keys. Blocks and
+    /// register tiles begin with a split.
+    pub const MULTIPLE: usize = 32;
+
+    /// The splits of a number of keys: always at least one, in order.
+    ///
+    /// ```
+    /// use amla::Split;
+    /// assert!(Split::ByLength.ranges(2100).eq([0..1056, 1056..2100]));
+    /// assert!(Split::Every(64).ranges(150).eq([0..64, 64..128, 128..150]));
+    /// ```
+    pub fn ranges(
+        self,
+        keys: usize,
+    ) -> impl ExactSizeIterator<Item = Range<usize>> + Clone + use<> {
+        let (count, len) = self.cut(keys);
+        (0..count).map(move |i| range(i, len, keys))
+    }
+
+    /// Split `i` of a number of keys; empty behind the last.
+    pub(crate) fn range(self, i: usize, keys: usize) -> Range<usize> {
+        range(i, self.cut(keys).1, keys)
+    }
+
+    /// How many ranges there are, and how many keys each but the last has.
+    fn cut(self, keys: usize) -> (usize, usize) {
+        match self {
+            Self::ByLength => {
+                let count: usize = match keys {
+                    0..2048 => 1,
+                    2048..8192 => 2,
+                    8192..16384 => 4,
+                    16384..65536 => 8,
+                    _ => 16,
+                };
+                (count, keys.div_ceil(count).next_multiple_of(Self::MULTIPLE))
+            }
+            // A problem refuses it.
+            Self::Every(0) => (1, keys),
+            Self::Every(len) => (keys.div_ceil(len).max(1), len),
+        }
+    }
+}
+
+/// Split `i`, of `len` keys.
+fn range(i: usize, len: usize, keys: usize) -> Range<usize> {
+    let start = i.saturating_mul(len).min(keys);
+    start..start.saturating_add(len).min(keys)
 }
 
 /// Why [`rotation`] refuses its input (the premises of `thm:existence_pipeline`).

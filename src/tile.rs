@@ -14,7 +14,7 @@
 //! On a CPU the L1 budget falls into the L2 cache and L0 into L1d. All panels of
 //! 256 rows fit at once, so Q stays packed for the whole call, where the NPU
 //! shares its four buffers between Q and P and loads Q again in every iteration.
-//! C2 takes all panels of a block at once, so each panel has a P of its own; the
+//! C2 takes panels of a block at once, so each panel has a P of its own; the
 //! preload pipeline fills one more meanwhile. The K/V buffers hold one block of 192 keys,
 //! which is how the block size follows from the budget (`docs/adr/0002`). The kernels read
 //! BF16 rows in place, so the buffers are used only for keys or values that are converted or

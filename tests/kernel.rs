@@ -3,7 +3,7 @@
 #[macro_use]
 mod common;
 
-use amla::schedule::splits;
+use amla::Split;
 use amla::{
     BLOCK_KEYS, Backend, BackendId, Precision, Problem, Rescale, SUPPORTED_DIMS, reference,
 };
@@ -371,7 +371,7 @@ fn ties_with_hidden_keys(backend: Backend) {
 fn rows_that_see_nothing_of_a_split(backend: Backend) {
     // Causal: the first rows end before the second split begins.
     let mut case = Case::new(1, 1050, 2100, 1, (64, 64));
-    assert!(splits(2100).nth(1).unwrap().start > 2100 - 1050 + 1);
+    assert!(Split::ByLength.ranges(2100).nth(1).unwrap().start > 2100 - 1050 + 1);
     case.causal = true;
     case.check(backend);
     // Scores of -inf all through the first split, or the second.

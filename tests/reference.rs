@@ -488,7 +488,7 @@ fn scores_of_minus_infinity_weigh_nothing() {
 #[test]
 fn splits_are_merged() {
     const N: usize = 2100;
-    let ranges: Vec<_> = amla::schedule::splits(N).collect();
+    let ranges: Vec<_> = amla::Split::ByLength.ranges(N).collect();
     assert_eq!(ranges.len(), 2);
     let score = |k: usize| (k * 7 % 23) as f32 / 4.0 - 3.0;
     let v = |k: usize, d: usize| ((k + d) % 13) as f32 - 6.0;

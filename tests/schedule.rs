@@ -1,8 +1,9 @@
 //! The preload pipeline: AMLA's order, and the theorem behind it.
 
+use amla::Split;
 use amla::schedule::{
     Bound, Cycle, PRELOAD_COUNT, PROBABILITY_TILES, Phase, Rotation, SCORE_TILES, ScheduleError,
-    Stage, Step, cycles, preload, preload_by, rotation, splits,
+    Stage, Step, cycles, preload, preload_by, rotation,
 };
 use proptest::prelude::*;
 
@@ -242,13 +243,32 @@ fn splits_hold_every_key_once() {
         usize::MAX,
     ]) {
         let mut end = 0;
-        for split in splits(keys) {
+        for split in Split::ByLength.ranges(keys) {
             assert_eq!(split.start, end, "{keys}");
             assert!(split.start.is_multiple_of(32) || split.is_empty(), "{keys}");
             end = split.end;
         }
         assert_eq!(end, keys);
     }
+}
+
+/// The same of ranges of a chosen length, all of which but the last have it.
+#[test]
+fn chosen_ranges_hold_every_key_once() {
+    for every in [32, 64, 96, 1024, usize::MAX / 32 * 32] {
+        for keys in [0, 1, 31, 32, 33, 1000, 4096, 100_003] {
+            let ranges: Vec<_> = Split::Every(every).ranges(keys).collect();
+            assert_eq!(ranges.len(), keys.div_ceil(every).max(1));
+            let mut start = 0_usize;
+            for range in &ranges {
+                assert_eq!(*range, start..keys.min(start.saturating_add(every)));
+                start = range.end;
+            }
+            assert_eq!(start, keys);
+        }
+    }
+    let ranges = Split::Every(32).ranges(usize::MAX);
+    assert_eq!(ranges.len(), usize::MAX.div_ceil(32));
 }
 
 /// As many as there are in the documentation's words: enough to share a long request, and few
@@ -268,10 +288,13 @@ fn longer_requests_have_more_splits() {
         (usize::MAX, 16),
     ];
     for (keys, count) in counts {
-        assert_eq!(splits(keys).len(), count, "{keys}");
+        assert_eq!(Split::ByLength.ranges(keys).len(), count, "{keys}");
     }
     for keys in 2048..=1 << 16 {
-        let (count, mut lens) = (splits(keys).len(), splits(keys).map(|range| range.len()));
+        let (count, mut lens) = (
+            Split::ByLength.ranges(keys).len(),
+            Split::ByLength.ranges(keys).map(|range| range.len()),
+        );
         let first = lens.next().unwrap_or_default();
         assert!((1024..=8192).contains(&first), "{keys}");
         assert!(lens.all(|len| len >= 1024 - 31 * count), "{keys}");

@@ -2,7 +2,7 @@
 //! additions are rounded apart, P isn't rounded to BF16, and no reference exponent is an integer.
 
 use amla::BLOCK_KEYS;
-use amla::schedule::splits;
+use amla::Split;
 
 use crate::inputs::{D_QK, D_V};
 
@@ -13,7 +13,7 @@ const CHUNK: usize = 96;
 pub fn attend(q: &[f32], kv: &[f32], softmax_scale: f32, o: &mut [f32]) {
     let keys: Vec<&[f32]> = kv.chunks(D_QK).collect();
     let mut total = Partial::NONE;
-    for split in splits(keys.len()) {
+    for split in Split::ByLength.ranges(keys.len()) {
         let mut partial = Partial::NONE;
         for block in keys[split].chunks(BLOCK_KEYS) {
             partial.add(q, block, softmax_scale * std::f32::consts::LOG2_E);

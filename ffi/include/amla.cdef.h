@@ -131,6 +131,7 @@ struct amla_call {
     size_t v_offset;
     size_t block_table_stride;
     size_t cache_seqlens_stride;
+    size_t split_keys;
 };
 struct amla_error_detail {
     uint32_t struct_size;

@@ -14,7 +14,7 @@
  * threads at the same time, as long as none writes memory that another reads or writes.
  *
  * The bits of a result depend on its own request (queries, keys, options, and how many query rows
- * s_q and h_q make), on the backend, and on how its keys are split, which follows from their number.
+ * s_q and h_q make), on the backend, and on how its keys are split: by their number, or as split_keys says.
  * They never depend on other requests of the batch, on threads and tasks, or on addresses. Results
  * that amla_merge() merges are split where the caller splits.
  *
@@ -384,6 +384,9 @@ struct amla_call {
     size_t block_table_stride AMLA_DEFAULT;
     // With AMLA_LIST_STRIDES: numbers of cache_seqlens from one request to the next; otherwise 1.
     size_t cache_seqlens_stride AMLA_DEFAULT;
+    // Keys of each range that threads compute in parallel: a multiple of 32, or 0 for a length that the number of keys
+    // decides, with 16 ranges of a request at most. Results depend on it to the bit.
+    size_t split_keys AMLA_DEFAULT;
 };
 
 // Why a call was refused. Set struct_size before each call; the rest is written when a
@@ -678,7 +681,7 @@ amla_status amla_plan_size(const struct amla_call *call,
 // Cuts a call into tasks.
 //
 // The plan is numbers only: it may be copied, moved and stored. It serves every call with the
-// same shape and lengths (window, causal and topk included), from layer to layer. Results are
+// same shape and lengths (window, topk and split_keys included), from layer to layer. Results are
 // those of amla_run() to the bit, for any number of threads.
 //
 // @param call What is to be computed; its output isn't looked at.

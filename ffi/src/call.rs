@@ -5,7 +5,7 @@ use core::ffi::{c_char, c_void};
 use amla::format::{Q4_0, Q8_0};
 use amla::{
     Backend, BackendId, Data, Elements, EmptyLse, IndexList, Inputs, Lse, LseBase, Options, Pages,
-    Precision, Problem, ProblemShape, Rescale, Sparse, TailMask,
+    Precision, Problem, ProblemShape, Rescale, Sparse, Split, TailMask,
 };
 use half::{bf16, f16};
 
@@ -130,6 +130,10 @@ pub unsafe fn problem<'a>(regions: &mut Regions, call: &Call) -> Result<Problem<
         }),
         sparse,
         sink,
+        split: match call.split_keys {
+            0 => Split::ByLength,
+            keys => Split::Every(keys),
+        },
         softmax_scale: call.softmax_scale,
     })
 }

@@ -267,7 +267,7 @@ impl Fault {
 const fn status_of(error: &Error) -> Status {
     match error {
         Error::UnsupportedDims { .. } => types::AMLA_ERROR_UNSUPPORTED_DIMS,
-        Error::OutOfRange { .. } => types::AMLA_ERROR_OUT_OF_RANGE,
+        Error::OutOfRange { .. } | Error::NotMultiple { .. } => types::AMLA_ERROR_OUT_OF_RANGE,
         Error::TooShort { .. } => types::AMLA_ERROR_TOO_SHORT,
         Error::WrongLength { .. } => types::AMLA_ERROR_WRONG_LENGTH,
         Error::Overflow { .. } => types::AMLA_ERROR_OVERFLOW,
@@ -303,6 +303,7 @@ const fn arguments_of(error: &Error) -> [&'static str; 2] {
         | Error::BackendAboveMax { .. }
         | Error::BackendInUse { .. } => ["backend", ""],
         Error::OutOfRange { argument, .. }
+        | Error::NotMultiple { argument, .. }
         | Error::TooShort { argument, .. }
         | Error::WrongLength { argument, .. }
         | Error::Overflow { argument, .. }
@@ -318,6 +319,13 @@ const fn arguments_of(error: &Error) -> [&'static str; 2] {
 fn numbers_of(error: &Error) -> Numbers {
     match *error {
         Error::UnsupportedDims { d_qk, .. } => value(d_qk),
+        Error::NotMultiple {
+            value: given, of, ..
+        } => Numbers {
+            min: int(of),
+            max: int(usize::MAX),
+            ..value(given)
+        },
         Error::OutOfRange {
             value: given,
             min,

@@ -53,7 +53,7 @@ pub unsafe extern "C" fn amla_plan_size(
 /// Cuts a call into tasks.
 ///
 /// The plan is numbers only: it may be copied, moved and stored. It serves every call with the
-/// same shape and lengths (window, causal and topk included), from layer to layer. Results are
+/// same shape and lengths (window, topk and split_keys included), from layer to layer. Results are
 /// those of amla_run() to the bit, for any number of threads.
 ///
 /// @param call What is to be computed; its output isn't looked at.

@@ -381,6 +381,9 @@ pub struct Call {
     pub block_table_stride: usize,
     /// With AMLA_LIST_STRIDES: numbers of cache_seqlens from one request to the next; otherwise 1.
     pub cache_seqlens_stride: usize,
+    /// Keys of each range that threads compute in parallel: a multiple of 32, or 0 for a length that the number of keys
+    /// decides, with 16 ranges of a request at most. Results depend on it to the bit.
+    pub split_keys: usize,
 }
 
 /// What a plan says.

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 
 use amla::{
     Backend, Data, Elements, Extra, IndexList, Indices, Inputs, Options, Output, Pages, Precision,
-    Problem, ProblemShape, Rescale, SUPPORTED_DIMS, Sparse, decode, reference,
+    Problem, ProblemShape, Rescale, SUPPORTED_DIMS, Sparse, Split, decode, reference,
 };
 use half::{bf16, f16};
 
@@ -112,6 +112,7 @@ pub fn kind(data: &[u8]) -> Option<String> {
         let wide = |sparse: Sparse| matches!(sparse.indices.indices, IndexList::I64(_));
         add(problem.sparse.is_some_and(wide), "wide");
         add(problem.sink.is_some(), "sink");
+        add(problem.split != Split::ByLength, "split");
         add(call.options.inputs == Inputs::Bf16, "rounded");
         add(call.special, "special");
         add(problem.shape.s_k >= 2048, "long");
@@ -475,7 +476,16 @@ fn with_host(draw: &mut Draw, mut call: Call, use_it: impl FnOnce(&Problem, &Cal
             ..*pages
         });
     }
+    problem.split = chosen_split(draw);
     use_it(&problem, &call);
+}
+
+/// Sometimes KV splits of a chosen length.
+fn chosen_split(draw: &mut Draw) -> Split {
+    match draw.once_in(4) {
+        true => Split::Every(Split::MULTIPLE * draw.among(1..=12)),
+        false => Split::ByLength,
+    }
 }
 
 /// Rows of a list further apart, with entries between them that mean nothing.
@@ -617,6 +627,7 @@ fn with_sparse(draw: &mut Draw, mut call: Call, use_it: impl FnOnce(&Problem, &C
             }),
         }),
         sink: sink.as_deref(),
+        split: chosen_split(draw),
         ..Problem::dense(shape, &[], &[], softmax_scale)
     };
     use_it(&problem, &call);

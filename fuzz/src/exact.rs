@@ -18,7 +18,7 @@
 //!   as many `u` of `sum of w_k |v_k|` as there are additions.
 //! * Each operation may lose what is below the smallest normal number, each operand too.
 
-use amla::schedule::splits;
+use amla::Split;
 use amla::{
     BLOCK_KEYS, BackendId, Data, IndexList, Inputs, Options, Precision, Problem, Rescale, Sparse,
     TensorRef, tile,
@@ -189,6 +189,7 @@ pub struct Row {
     keys: usize,
     /// Rows of the same row group.
     group: usize,
+    split: Split,
     sink: Option<f64>,
 }
 
@@ -366,6 +367,7 @@ impl Row {
             d_qk: shape.d_qk,
             keys: keys.len(),
             group,
+            split: problem.split,
             sink: problem.sink.map(|sink| sink[at[2]].into()),
         }
     }
@@ -490,7 +492,7 @@ impl<'a> Bound<'a> {
         };
         let step = step.map_or(block, |step| step.1);
         // What one task goes through, and how many there are.
-        let ranges = splits(row.keys);
+        let ranges = row.split.ranges(row.keys);
         let tasks = ranges.len() as f64;
         let blocks = ranges
             .map(|range| range.len().div_ceil(step))

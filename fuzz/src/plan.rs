@@ -1,6 +1,6 @@
 //! Plans: tasks that cover each key once, however they are shared out; anything else is refused.
 
-use amla::schedule::splits;
+use amla::Split;
 use amla::{
     Elements, Lse, Options, Output, Plan, Problem, ProblemShape, TailMask, combine, decode,
     run_tasks,
@@ -126,6 +126,7 @@ struct Sizes {
     causal: bool,
     window: Option<usize>,
     tail: Option<(usize, u64)>,
+    split: Split,
 }
 
 impl Sizes {
@@ -180,6 +181,10 @@ impl Sizes {
                 .then(|| (draw.one_of(&[1, 64, 65]), draw.u64())),
             queries,
             keys,
+            split: match draw.once_in(3) {
+                true => Split::Every(Split::MULTIPLE * draw.among(4..=80)),
+                false => Split::ByLength,
+            },
         }
     }
 
@@ -234,6 +239,7 @@ fn covered(draw: &mut Draw) {
         causal: sizes.causal,
         window: sizes.window,
         tail_mask: sizes.tail.map(|(tail, _)| TailMask { words: &mask, tail }),
+        split: sizes.split,
         ..Problem::dense(shape, &q, &kv, 1.0)
     };
     (problem.q.strides, problem.kv.strides) = ([0; 3], [shape.s_k, 1, 0]);
@@ -337,7 +343,7 @@ fn tasks_of(sizes: &Sizes, most: usize) -> usize {
         let each = rows.div_ceil(64 * groups) * 64;
         let last = rows - (groups - 1) * each;
         let parts = (groups - 1) * each.div_ceil(most) + last.div_ceil(most);
-        h_kv * parts * splits(len - first).len()
+        h_kv * parts * sizes.split.ranges(len - first).len()
     });
     tasks.sum()
 }

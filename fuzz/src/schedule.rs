@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
+use amla::Split;
 use amla::schedule::{
-    PRELOAD_COUNT, Phase, ScheduleError, Stage, Step, preload, preload_by, rotation, splits,
+    PRELOAD_COUNT, Phase, ScheduleError, Stage, Step, preload, preload_by, rotation,
 };
 
 use crate::draw::Draw;
@@ -124,7 +125,7 @@ fn beginning(items: usize, count: usize) {
 
 /// Each key in one range.
 fn ranges(keys: usize) {
-    let ranges = splits(keys);
+    let ranges = Split::ByLength.ranges(keys);
     assert!((1..=16).contains(&ranges.len()));
     let mut end = 0;
     for range in ranges {

@@ -158,11 +158,11 @@ pub struct V1<'a> {
     pub call: Softmax<'a>,
 }
 
-/// C2 of one block, all panels of a group.
+/// C2 of one block and neighbouring panels of a group.
 #[derive(Clone, Copy)]
 #[allow(dead_code, reason = "for backends that not every build has")]
 pub struct Pv<'a> {
-    /// Rows of the group: panels are full but for the last.
+    /// Rows of these panels, which are full but for the last.
     pub rows: usize,
     /// Rows of the group as it was planned. Where the order of sums depends on the number of rows,
     /// it is on this one.
@@ -242,7 +242,7 @@ pub struct Epilogue<'a> {
 /// A set of strips of O, a bit each.
 pub type Strips = u32;
 
-/// Strips of O that C2 skipped because an element of V may not be finite, for all panels.
+/// Strips of O that C2 skipped because an element of V may not be finite, for all of its panels.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Skipped {

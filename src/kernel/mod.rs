@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | [`qk`](Kernel::qk) | C1, Algorithm 2 line 4 | `S^T = K Q^T` |
 //! | [`softmax`](Kernel::softmax) | V1, lines 5-12 | running reference, P, sums, increments |
-//! | [`pv`](Kernel::pv) | C2, lines 13-18 | `O += increment` on the bits, then `O += P V`, for all panels |
+//! | [`pv`](Kernel::pv) | C2, lines 13-18 | `O += increment` on the bits, then `O += P V`, for some panels |
 //! | [`epilogue`](Kernel::epilogue) | line 20 | normalise, merge, store |
 //!
 //! [`cycle`](Kernel::cycle) runs the stages of one cycle of the pipeline. With few rows a backend may
@@ -145,7 +145,7 @@ pub trait Kernel: Copy {
         scalar::prob_of(p, precision, k, r, |tile| tile.0[k / 2][r])
     }
 
-    /// C2 of all panels: rescales the rows of O whose reference moved by integer addition, tile by tile,
+    /// C2 of some panels: rescales the rows of O whose reference moved by integer addition, tile by tile,
     /// and adds `P V`.
     ///
     /// `p` has each panel's P. `o` has the call's strips, of [`strip_rows`] rows for each panel, panel by

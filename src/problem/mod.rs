@@ -20,6 +20,7 @@ pub use output::{Elements, EmptyLse, Lse, LseBase, Output};
 pub(crate) use validate::in_range;
 
 use crate::format::{Data, Row};
+use crate::schedule::Split;
 use crate::shape::ProblemShape;
 
 /// A borrowed tensor whose last dimension is contiguous. Its sizes are those of the [`ProblemShape`]; a
@@ -221,6 +222,8 @@ pub struct Problem<'a> {
     /// Attention sink of each query head, `[h_q]`: the natural logarithm of another term in the sum
     /// that O is divided by. lse doesn't include it.
     pub sink: Option<&'a [f32]>,
+    /// How keys are cut into ranges that threads compute in parallel.
+    pub split: Split,
     /// Factor on the scores; finite, and so is its product with `log2(e)`.
     pub softmax_scale: f32,
 }
@@ -260,6 +263,7 @@ impl<'a> Problem<'a> {
             tail_mask: None,
             sparse: None,
             sink: None,
+            split: Split::ByLength,
             softmax_scale,
         }
     }

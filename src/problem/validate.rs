@@ -5,6 +5,7 @@ use super::sequence::{segment, total_rows};
 use super::{Indices, Problem, Sparse, TensorRef};
 use crate::error::{Argument, Error, right_length};
 use crate::format::{Data, MODEL1_SCALES};
+use crate::schedule::Split;
 
 impl Problem<'_> {
     /// Checks every argument. The widths may be any.
@@ -99,6 +100,15 @@ impl Problem<'_> {
         }
         if let Some(window) = self.window {
             in_range(Argument::Window, window, 1, usize::MAX)?;
+        }
+        if let Split::Every(value) = self.split
+            && (value == 0 || !value.is_multiple_of(Split::MULTIPLE))
+        {
+            return Err(Error::NotMultiple {
+                argument: Argument::SplitKeys,
+                value,
+                of: Split::MULTIPLE,
+            });
         }
         if let Some(sink) = self.sink {
             right_length(Argument::Sink, sink.len(), s.h_q)?;

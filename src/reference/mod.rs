@@ -62,7 +62,7 @@ use crate::tile::{BLOCK_KEYS, MAX_D_V};
 pub struct Blocks {
     /// Keys of a block: 1 to [`MAX_BLOCK`].
     pub keys: usize,
-    /// Whether requests are split as in the kernel ([`crate::schedule::splits`]); d_v is at most 512
+    /// Whether requests are split as in the kernel ([`crate::Split`]); d_v is at most 512
     /// then.
     pub split: bool,
 }

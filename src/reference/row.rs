@@ -8,7 +8,6 @@ use super::arithmetic::{Real, axpy};
 use crate::error::{Argument, Error, right_length};
 use crate::format;
 use crate::problem::{Problem, in_range};
-use crate::schedule::splits;
 use crate::tile::{MAX_D_V, STRIP, ascend::BASE_K};
 
 /// Of the widest rows: twice the kernel's widest values.
@@ -276,7 +275,9 @@ pub(super) fn one_row<T: Real>(
     let visible_keys = visible.clone();
     let total = if split {
         let span = problem.span(b);
-        let mut splits = splits(span.len())
+        let mut splits = problem
+            .split
+            .ranges(span.len())
             .map(|keys| {
                 let (start, end) = (span.start + keys.start, span.start + keys.end);
                 start.max(visible.start)..end.min(visible.end)

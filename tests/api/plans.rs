@@ -143,7 +143,7 @@ fn plans_of_another_shape_with_as_many_tasks_are_told_apart() {
 /// Of a plan's numbers that differ in one word: its sizes, its counts, totals and hashes of its lists,
 /// its tasks and rows. The call has cache_seqlens 40, 7.
 fn first_difference(word: usize, planned: u64, given: u64) -> Error {
-    const ARGUMENTS: [Argument; 15] = [
+    const ARGUMENTS: [Argument; 16] = [
         Argument::B,
         Argument::SQ,
         Argument::SK,
@@ -154,6 +154,7 @@ fn first_difference(word: usize, planned: u64, given: u64) -> Error {
         Argument::Window,
         Argument::Topk,
         Argument::ExtraTopk,
+        Argument::SplitKeys,
         Argument::QIndptr,
         Argument::KvIndptr,
         Argument::CacheSeqlens,
@@ -161,12 +162,14 @@ fn first_difference(word: usize, planned: u64, given: u64) -> Error {
         Argument::ExtraTopkLength,
     ];
     let (argument, hash) = match word {
-        0..10 => (ARGUMENTS[word], false),
-        10..20 => (ARGUMENTS[10 + (word - 10) / 2], word % 2 == 1),
+        0..11 => (ARGUMENTS[word], false),
+        11..21 => (ARGUMENTS[11 + (word - 11) / 2], word.is_multiple_of(2)),
         _ => (Argument::Plan, false),
     };
     let there = |value: u64| match argument {
-        Argument::Window | Argument::Topk | Argument::ExtraTopk => value != usize::MAX as u64,
+        Argument::Window | Argument::Topk | Argument::ExtraTopk | Argument::SplitKeys => {
+            value != usize::MAX as u64
+        }
         _ => !hash || value != 0,
     };
     let number = |value: u64| {
@@ -264,8 +267,15 @@ fn plans_survive_as_numbers() {
         }
     }
     assert!(told > 60, "{told} plans told apart");
-    let [rows, absent] = [Plan::WORDS - 1, 10];
-    for (i, value) in [(5, 575), (6, 511), (rows, 0), (rows, 257), (absent, 5)] {
+    let [rows, split, absent] = [Plan::WORDS - 1, 10, 11];
+    for (i, value) in [
+        (5, 575),
+        (6, 511),
+        (rows, 0),
+        (rows, 257),
+        (split, 33),
+        (absent, 5),
+    ] {
         let mut none = words;
         none[i] = value;
         assert_eq!(Plan::from_words(none), None, "word {i} = {value}");

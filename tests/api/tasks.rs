@@ -5,12 +5,13 @@ use std::thread;
 
 use amla::tile::{GROUP_ROWS, PANEL_ROWS, PANELS};
 use amla::{
-    Backend, BackendId, Options, Plan, Problem, ProblemShape, TailMask, combine, run_task, schedule,
+    Argument, Backend, BackendId, Error, Options, Plan, Problem, ProblemShape, Split, TailMask,
+    combine, run_task, run_tasks,
 };
 use half::bf16;
 
 use crate::calls::{Bits, MEDIUM, SMALL, combined, decoded, dense};
-use crate::common::{self, Case, modes, normal, workspace};
+use crate::common::{self, Case, modes, normal, used_workspace, workspace};
 
 /// A fixed shuffle of `0..n`.
 fn shuffled(n: usize) -> Vec<usize> {
@@ -117,7 +118,7 @@ pub fn panels_that_see_less_alone_and_in_groups(backend: Backend) {
 /// A task that runs alone doesn't read the next one's keys; the same task within a call does.
 pub fn keys_behind_a_task_do_not_matter(backend: Backend) {
     const KEYS: usize = 2304;
-    let first = schedule::splits(KEYS).nth(1).unwrap().start;
+    let first = Split::ByLength.ranges(KEYS).nth(1).unwrap().start;
     // The next task's first key: it is hidden, or its score is minus infinity.
     let mut words = vec![u64::MAX; (KEYS - first).div_ceil(64)];
     words[0] = !1;
@@ -250,6 +251,76 @@ pub fn tasks_in_any_order(backend: Backend) {
             );
         }
     }
+}
+
+/// Ranges of a chosen length: as many tasks, and the same bits from one thread or several, in any order.
+pub fn chosen_splits(backend: Backend) {
+    for (s_q, h_q) in [(1, 1), (1, 16), (2, 70)] {
+        let mut case = Case::new(2, s_q, 700, h_q, SMALL);
+        case.lens = Some(vec![700, 130]);
+        case.causal = true;
+        let golden = case.golden();
+        for every in [32, 96, 192, 320, 1024] {
+            let problem = Problem {
+                split: Split::Every(every),
+                ..case.problem()
+            };
+            let plan = Plan::new(&problem).unwrap();
+            let groups = (s_q * h_q).div_ceil(PANEL_ROWS);
+            let tasks = groups * (700_usize.div_ceil(every) + 130_usize.div_ceil(every));
+            assert!(plan.tasks() == tasks || tasks > 16, "{tasks}");
+            assert_eq!(Plan::from_words(plan.to_words()), Some(plan));
+            for options in modes(backend) {
+                let want = decoded(&problem, &options);
+                let order = shuffled(plan.tasks());
+                assert!(in_order(&problem, &options, &order, 3) == want, "{every}");
+                let got: Vec<f32> = want.0.iter().map(|&bits| f32::from_bits(bits)).collect();
+                let error = common::frobenius(&got, &golden.0);
+                assert!(error < 6e-3, "{every}, {options:?}: {error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn splits_of_other_lengths_are_refused() {
+    let case = Case::new(1, 1, 100, 1, SMALL);
+    for value in [0, 1, 31, 33, usize::MAX] {
+        let problem = Problem {
+            split: Split::Every(value),
+            ..case.problem()
+        };
+        let error = Plan::new(&problem).unwrap_err();
+        let want = Error::NotMultiple {
+            argument: Argument::SplitKeys,
+            value,
+            of: Split::MULTIPLE,
+        };
+        assert_eq!(error, want);
+    }
+    // A plan for others is noticed.
+    let [by_length, every] = [Split::ByLength, Split::Every(64)].map(|split| Problem {
+        split,
+        ..case.problem()
+    });
+    let plan = Plan::new(&every).unwrap();
+    let mut partials = vec![0.0; plan.tasks() * plan.partial_len()];
+    let error = used_workspace(|workspace| {
+        run_tasks(
+            &by_length,
+            &Options::default(),
+            &plan,
+            0..1,
+            workspace,
+            &mut partials,
+        )
+    });
+    let want = Error::PlanMismatch {
+        argument: Argument::SplitKeys,
+        planned: Some(64),
+        given: None,
+    };
+    assert_eq!(error, Err(want));
 }
 
 /// Tiles have sixteen rows: up to four rows take another kernel.

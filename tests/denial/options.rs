@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use amla::{
-    Argument, Data, Error, Extra, IndexList, Indices, Pages, Problem, ProblemShape, Sparse,
+    Argument, Data, Error, Extra, IndexList, Indices, Pages, Problem, ProblemShape, Sparse, Split,
     TailMask,
 };
 use half::bf16;
@@ -56,6 +56,14 @@ fn sizes_and_options() {
         deny(out_of_range(Argument::Window, 0, 1, usize::MAX), &|p| {
             p.window = Some(0)
         });
+        for value in [0, 1, 31, 33, 100, usize::MAX] {
+            let error = Error::NotMultiple {
+                argument: Argument::SplitKeys,
+                value,
+                of: Split::MULTIPLE,
+            };
+            deny(error, &|p| p.split = Split::Every(value));
+        }
         // Twice two tokens.
         for (tail, words) in [(1, 1), (64, 1), (65, 2), (1000, 16)] {
             for len in [0, 4 * words - 1] {

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::mem::size_of;
 use std::ptr;
 
-use amla::{Data, IndexList, Inputs, Options, Precision, Problem, Rescale};
+use amla::{Data, IndexList, Inputs, Options, Precision, Problem, Rescale, Split};
 
 use super::memory::{Given, Guarded, size_of_element, struct_size};
 use crate::hosts::rows;
@@ -136,6 +136,10 @@ impl Caller {
             v_offset: problem.v_offset,
             block_table_stride: problem.pages.map_or(0, |p| p.stride),
             cache_seqlens_stride: problem.cache_seqlens_stride,
+            split_keys: match problem.split {
+                Split::ByLength => 0,
+                Split::Every(keys) => keys,
+            },
             ..call
         };
         caller

@@ -67,7 +67,7 @@ impl Caller {
 
     fn overwrite_call(&mut self, draw: &mut Draw) {
         let call = &mut *self.call;
-        match draw.among(0..=41) {
+        match draw.among(0..=42) {
             0 => call.struct_size = size(draw, call.struct_size as usize) as u32,
             1 => call.flags = draw.one_of(&[0, 1, 2, 3, 4, u32::MAX]),
             2 => call.b = size(draw, call.b),
@@ -114,8 +114,9 @@ impl Caller {
             37 => call.v_offset = size(draw, call.v_offset),
             38 => call.block_table_stride = size(draw, call.block_table_stride),
             39 => call.cache_seqlens_stride = size(draw, call.cache_seqlens_stride),
+            40 => call.split_keys = size(draw, call.split_keys),
             // That of version 1.
-            40 => call.struct_size = offset_of!(Call, v_offset) as u32,
+            41 => call.struct_size = offset_of!(Call, v_offset) as u32,
             _ => call.output = ptr::null(),
         }
         // A list's entries are the caller's too.

@@ -4,7 +4,7 @@
 use amla::format::{Q4_0, Q8_0};
 use amla::{
     Backend, BackendId, Data, EmptyLse, IndexList, Indices, Inputs, Lse, LseBase, Options,
-    Precision, Problem, ProblemShape, Sparse, TensorRef, format,
+    Precision, Problem, ProblemShape, Sparse, Split, TensorRef, format,
 };
 use half::{bf16, f16};
 
@@ -97,7 +97,13 @@ fn cases(len: usize, all: bool) -> Cases {
             }
         };
         for (host, layout) in hosts(len) {
-            add(&host.laid(layout).problem());
+            let laid = host.laid(layout);
+            let problem = laid.problem();
+            add(&problem);
+            if layout.padding == 1 {
+                let split = Split::Every(96);
+                add(&Problem { split, ..problem });
+            }
         }
         stored(len, &mut add);
         let case = Case::new(2, 2, len, 4, MLA);

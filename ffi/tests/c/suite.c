@@ -226,7 +226,7 @@ static int run_old(const struct amla_call *now, void *workspace, size_t workspac
     struct amla_call call = *now;
     struct amla_extra extra;
     void *sparse = NULL, *extra_indices = NULL;
-    if (call.v_offset || call.cache_seqlens_stride != 1 || call.block_table_stride != call.max_blocks
+    if (call.v_offset || call.split_keys || call.cache_seqlens_stride != 1 || call.block_table_stride != call.max_blocks
         || (call.sparse && !is_old(&call, call.sparse))
         || (call.extra && !is_old(&call, call.extra->indices)))
         return 0;
@@ -288,6 +288,7 @@ static void decode(void) {
     call.pages = word();
     call.cache_seqlens_stride = word();
     call.v_offset = word();
+    call.split_keys = word();
     call.window = word();
     call.tail_mask = blob(&bytes);
     call.tail_mask_len = bytes / sizeof *call.tail_mask;

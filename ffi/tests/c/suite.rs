@@ -7,7 +7,7 @@ use std::path::Path;
 use amla::format::{Q4_0, Q8_0};
 use amla::{
     Data, Elements, EmptyLse, Extra, IndexList, Indices, Inputs, Lse, LseBase, Options, Output,
-    Part, Precision, Problem, Rescale, Sparse, TensorRef, decode, format, merge,
+    Part, Precision, Problem, Rescale, Sparse, Split, TensorRef, decode, format, merge,
 };
 use half::{bf16, f16};
 
@@ -184,7 +184,11 @@ impl Cases {
                 .pages
                 .map_or([0; 4], |p| [p.max_blocks, p.stride, p.page_size, p.pages]),
         );
-        self.sizes([problem.cache_seqlens_stride, problem.v_offset]);
+        let split = match problem.split {
+            Split::ByLength => 0,
+            Split::Every(keys) => keys,
+        };
+        self.sizes([problem.cache_seqlens_stride, problem.v_offset, split]);
         self.size(problem.window.unwrap_or(0));
         let mask = problem
             .tail_mask
