@@ -111,17 +111,17 @@ fn converted_rows(
 const DISTANCE: usize = 8;
 
 /// Converts rows in two parts, one after the other, and concatenates each row's, with zeros behind them.
-fn concatenate<'b, K: Kernel>(
+fn concatenate<K: Kernel>(
     kernel: K,
     dtype: Dtype,
     widths: [usize; 2],
     width: usize,
-    mut rows: impl Iterator<Item = [Row<'b>; 2]>,
+    rows: &mut dyn Iterator<Item = [Row<'_>; 2]>,
     kv: &mut RowTile,
 ) {
     let mut coming = [[Row::EMPTY; 2]; DISTANCE];
     let mut end = 0;
-    for (slot, row) in coming.iter_mut().zip(&mut rows) {
+    for (slot, row) in coming.iter_mut().zip(&mut *rows) {
         *slot = row;
         end += 1;
     }
@@ -205,7 +205,14 @@ pub fn pack_queries<K: Kernel>(
                 *row = query.words();
             }
         } else {
-            concatenate(kernel, layout.q, problem.q_widths(), d_qk, queries, kv);
+            concatenate(
+                kernel,
+                layout.q,
+                problem.q_widths(),
+                d_qk,
+                &mut { queries },
+                kv,
+            );
             for (row, query) in rows.iter_mut().zip(converted_rows(kv, layout.q, 0..d_qk)) {
                 *row = query;
             }
@@ -233,8 +240,15 @@ pub fn convert_keys<K: Kernel>(
     // Values may be among their columns.
     let end = group.problem.v_offset + strips(shape.d_v) * STRIP;
     let width = padded_d_qk(shape.d_qk).max(end.min(MAX_D_QK));
-    let rows = group.keys(keys);
-    concatenate(kernel, dtype, group.problem.k_widths(), width, rows, to);
+    let mut rows = group.keys(keys);
+    concatenate(
+        kernel,
+        dtype,
+        group.problem.k_widths(),
+        width,
+        &mut rows,
+        to,
+    );
 }
 
 /// Converts a block's values. Not inlined, as [`convert_keys`].
@@ -246,9 +260,9 @@ pub fn convert_values<K: Kernel>(
     keys: Range<usize>,
     to: &mut RowTile,
 ) {
-    let rows = group.values(keys).map(|row| [row, Row::EMPTY]);
+    let mut rows = group.values(keys).map(|row| [row, Row::EMPTY]);
     let d_v = group.problem.shape.d_v;
-    concatenate(kernel, dtype, [d_v, 0], strips(d_v) * STRIP, rows, to);
+    concatenate(kernel, dtype, [d_v, 0], strips(d_v) * STRIP, &mut rows, to);
 }
 
 /// Lists a block's keys in place. Not inlined, as it is the same for all widths and backends.

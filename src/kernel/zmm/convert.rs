@@ -47,7 +47,7 @@ impl Round for Zmm {
     }
 }
 
-/// Writes the first columns of `row` to `out`; what isn't whole steps, and NaN among
+/// Writes the first columns of `row` to `out`; what isn't full steps, and NaN among
 /// FP8, goes the general way.
 #[inline(always)]
 pub fn convert<R: Round>(zmm: Zmm, round: R, row: &Row<'_>, next: &Row<'_>, out: &mut [bf16]) {
@@ -58,8 +58,9 @@ pub fn convert<R: Round>(zmm: Zmm, round: R, row: &Row<'_>, next: &Row<'_>, out:
         round,
         next: lines,
     };
-    match *row {
-        Row::F16(row) if out.len().is_multiple_of(STEP) => {
+    let full = out.len().is_multiple_of(STEP);
+    let columns = match *row {
+        Row::F16(row) if full => {
             let (row, _) = row.as_chunks::<STEP>();
             for (out, x) in out.as_chunks_mut::<STEP>().0.iter_mut().zip(row) {
                 // SAFETY: the token proves the features; 32 FP16 are 64 bytes, and the load
@@ -73,15 +74,17 @@ pub fn convert<R: Round>(zmm: Zmm, round: R, row: &Row<'_>, next: &Row<'_>, out:
                 };
                 convert.store(out, low, high);
             }
+            out.len()
         }
-        Row::Bf16(row) if out.len().is_multiple_of(STEP) => {
+        Row::Bf16(row) if full => {
             let (row, _) = row.as_chunks::<STEP>();
             for (out, x) in out.as_chunks_mut::<STEP>().0.iter_mut().zip(row) {
                 *out = *x;
                 convert.next.step(zmm);
             }
+            out.len()
         }
-        Row::F32(row) if out.len().is_multiple_of(STEP) => {
+        Row::F32(row) if full => {
             let (row, _) = row.as_chunks::<STEP>();
             for (out, x) in out.as_chunks_mut::<STEP>().0.iter_mut().zip(row) {
                 let [low, high] = bytemuck::cast_ref::<_, [[f32; LANES]; 2]>(x);
@@ -89,8 +92,9 @@ pub fn convert<R: Round>(zmm: Zmm, round: R, row: &Row<'_>, next: &Row<'_>, out:
                 convert.next.step(zmm);
                 convert.store(out, zmm.load(low), zmm.load(high));
             }
+            out.len()
         }
-        Row::Int8 { values, scale } if out.len().is_multiple_of(STEP) => {
+        Row::Int8 { values, scale } if full => {
             let scale = zmm.splat(scale);
             let (values, _) = values.as_chunks::<STEP>();
             for (out, x) in out.as_chunks_mut::<STEP>().0.iter_mut().zip(values) {
@@ -99,9 +103,10 @@ pub fn convert<R: Round>(zmm: Zmm, round: R, row: &Row<'_>, next: &Row<'_>, out:
                 let [low, high] = unsafe { [_mm512_cvtepi32_ps(low), _mm512_cvtepi32_ps(high)] };
                 convert.store(out, zmm.mul(low, scale), zmm.mul(high, scale));
             }
+            out.len()
         }
         Row::Fp8 { values, scales, .. } if out.len() >= values.len() && !has_nan(values) => {
-            let (columns, rest) = out.split_at_mut(values.len());
+            let columns = &mut out[..values.len()];
             match scales {
                 Scales::F32(scales) => {
                     let scale = |i| f32::from_le_bytes(scales.as_chunks().0[i]);
@@ -111,12 +116,15 @@ pub fn convert<R: Round>(zmm: Zmm, round: R, row: &Row<'_>, next: &Row<'_>, out:
                     convert.fp8::<64>(values, columns, |i| format::e8m0_to_f32(scales[i]));
                 }
             }
-            format::convert(&row.behind(values.len()), rest);
+            values.len()
         }
         _ => {
             RowLines::all(next, zmm);
-            format::convert(row, out);
+            0
         }
+    };
+    if columns < out.len() {
+        format::convert(&row.behind(columns), &mut out[columns..]);
     }
 }
 
