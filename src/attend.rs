@@ -297,7 +297,7 @@ fn panels_that_see(group: &Group<'_>, block: usize) -> [bool; PANELS] {
     array::from_fn(|panel| panel < group.panels() && group.panel_sees(panel, &keys))
 }
 
-/// Blocks whose stages a cycle may have: with a preload of 2 and one panel, one each.
+/// Blocks whose stages a cycle may have: with a preload of 2 and one panel three, rounded up to a power of two.
 const BLOCKS_IN_FLIGHT: usize = 4;
 
 /// C1 of a panel and a block: of the keys up to the last that a row sees.

@@ -52,11 +52,10 @@ impl Round for Zmm {
 #[inline(always)]
 pub fn convert<R: Round>(zmm: Zmm, round: R, row: &Row<'_>, next: &Row<'_>, out: &mut [bf16]) {
     // Line by line between the steps: a core drops what it has no slot for.
-    let lines = RowLines::of(next);
     let mut convert = Convert {
         zmm,
         round,
-        next: lines,
+        next: RowLines::of(next),
     };
     let full = out.len().is_multiple_of(STEP);
     let columns = match *row {
