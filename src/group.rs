@@ -67,6 +67,14 @@ impl<'a> Group<'a> {
         strip_rows(self.panel_rows(panel), self.planned_rows)
     }
 
+    /// Rows that its partial result has room for: those of all strips.
+    pub fn room(&self) -> usize {
+        match self.panels() {
+            0 => 0,
+            panels => (panels - 1) * PANEL_ROWS + self.strip_rows(panels - 1),
+        }
+    }
+
     /// Blocks the keys fill.
     pub fn blocks(&self) -> usize {
         self.keys.len().div_ceil(self.block_keys)
@@ -206,8 +214,8 @@ const fn below(n: usize) -> u64 {
 /// The partial result of a task: O and the sum of P, both relative to `2^exponent`.
 /// `O / sum` is the attention over the task's keys.
 pub struct Partial<'a> {
-    /// Strips of O, some for each panel, contiguous in it ([`Group::strip_rows`]); from panel to
-    /// panel there is room for full strips.
+    /// Strips of O, some for each panel, contiguous in it ([`Group::strip_rows`]); those of all panels but the last have
+    /// room for full panels.
     pub o: &'a mut [ORow],
     /// Reference exponent of each row; -inf if it saw no key.
     pub exponent: &'a mut [f32],
@@ -218,9 +226,9 @@ pub struct Partial<'a> {
 }
 
 impl<'a> Partial<'a> {
-    /// FP32 numbers that a partial result of `rows` rows takes.
+    /// FP32 numbers that a partial result with room for `rows` rows ([`Group::room`]) takes.
     pub const fn len(rows: usize, d_v: usize) -> usize {
-        rows.div_ceil(PANEL_ROWS) * PANEL_ROWS * (strips(d_v) * STRIP + 3)
+        rows * (strips(d_v) * STRIP + 3)
     }
 
     /// Views memory of [`len`](Self::len) numbers.
@@ -238,9 +246,9 @@ impl<'a> Partial<'a> {
         }
     }
 
-    /// Rows of O, a strip wide, from panel to panel.
-    const fn panel_rows(&self) -> usize {
-        self.o.len() / (self.exponent.len() / PANEL_ROWS)
+    /// Strips of each panel's O.
+    const fn strips(&self) -> usize {
+        self.o.len() / self.exponent.len()
     }
 
     /// The same, borrowed anew.
@@ -255,10 +263,11 @@ impl<'a> Partial<'a> {
 
     /// One panel's.
     pub fn panel(self, panel: usize) -> Self {
-        let len = self.panel_rows();
-        let rows = panel * PANEL_ROWS..(panel + 1) * PANEL_ROWS;
+        let strips = self.strips();
+        let start = panel * PANEL_ROWS;
+        let rows = start..self.exponent.len().min(start + PANEL_ROWS);
         Self {
-            o: &mut self.o[panel * len..][..len],
+            o: &mut self.o[rows.start * strips..rows.end * strips],
             exponent: &mut self.exponent[rows.clone()],
             sum: &mut self.sum[rows.clone()],
             max: &mut self.max[rows],
@@ -268,8 +277,8 @@ impl<'a> Partial<'a> {
     /// Panel by panel.
     #[cfg(feature = "rayon")]
     pub fn panels(self) -> impl Iterator<Item = Self> {
-        let len = self.panel_rows();
-        let o = self.o.chunks_mut(len);
+        let o = self.strips() * PANEL_ROWS;
+        let o = self.o.chunks_mut(o);
         let [exponents, sums, maxima] =
             [self.exponent, self.sum, self.max].map(|rows| rows.chunks_mut(PANEL_ROWS));
         o.zip(exponents)

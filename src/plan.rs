@@ -12,7 +12,7 @@ use crate::dims::check_dims;
 use crate::epilogue::{Stats, Write, merge_panel, write_stats};
 use crate::error::{Argument, Error};
 use crate::group::{Group, Partial};
-use crate::kernel::Backend;
+use crate::kernel::{Backend, strip_rows};
 use crate::problem::{Output, Problem, in_range};
 use crate::schedule::Split;
 use crate::shape::ProblemShape;
@@ -34,7 +34,7 @@ pub struct Plan {
     shape: ProblemShape,
     lengths: PlannedLengths,
     tasks: usize,
-    /// Rows of the largest row group: none has more panels.
+    /// Rows that the largest row group's result has room for: none has more panels.
     rows: usize,
 }
 
@@ -273,7 +273,7 @@ impl Plan {
         }
     }
 
-    /// How many tasks there are with row groups of `panels` panels, and how many rows the largest has.
+    /// How many tasks there are with row groups of `panels` panels, and how many rows the largest one's result has room for.
     fn cut(problem: &Problem<'_>, panels: usize) -> Result<(usize, usize), Error> {
         let shape = problem.shape;
         // Not one by one where they are alike, as b and s_q may be huge where strides are 0.
@@ -289,8 +289,8 @@ impl Plan {
             let each = each * shape.h_kv;
             in_range(Argument::SQ, count, 0, left / each.max(1))?;
             tasks += each * count;
-            let largest = cut.group_rows.min(panels * PANEL_ROWS);
-            rows = rows.max(largest.min(cut.rows));
+            let planned = cut.group_rows.min(cut.rows);
+            rows = rows.max(strip_rows(planned.min(panels * PANEL_ROWS), planned));
         }
         if alike {
             in_range(Argument::B, shape.b, 0, usize::MAX / tasks.max(1))?;
@@ -568,7 +568,7 @@ pub fn decode_group(
     write: Write<'_>,
 ) {
     let d_v = group.problem.shape.d_v;
-    let len = Partial::len(group.rows.len(), d_v);
+    let len = Partial::len(group.room(), d_v);
     let Workspace {
         tiles,
         kv,

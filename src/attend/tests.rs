@@ -162,7 +162,7 @@ impl Drive<'_> {
             block_keys: BLOCK_KEYS,
         };
         let mut workspace: Box<Workspace> = bytemuck::zeroed_box();
-        let mut memory = std::vec![f32::NAN; Partial::len(rows, D_V)];
+        let mut memory = std::vec![f32::NAN; Partial::len(group.room(), D_V)];
         let task = Task {
             group: &group,
             options: &Options {

@@ -86,7 +86,7 @@ pub fn panels_alone_and_in_groups(backend: Backend) {
             for options in modes(backend) {
                 let problem = case.problem();
                 let rows = Plan::new(&problem).unwrap().partial_len() / (dims.1 + 3);
-                assert_eq!(rows, panels.min(PANELS) * PANEL_ROWS);
+                assert_eq!(rows.div_ceil(PANEL_ROWS), panels.min(PANELS));
                 assert!(
                     decoded(&problem, &options) == combined(&problem, &options),
                     "{heads} heads, {bad:?}, {options:?}"
@@ -167,9 +167,15 @@ fn under_16_tasks_are_cut_finer() {
         let plan = Plan::new(&problem).unwrap();
         assert_eq!(Plan::from_words(plan.to_words()), Some(plan));
         // No result takes more room than its rows.
-        let rows = plan.partial_len() / (64 + 3);
-        assert!(rows.is_multiple_of(PANEL_ROWS) && rows <= GROUP_ROWS);
-        (plan.tasks(), rows / PANEL_ROWS)
+        let room = plan.partial_len() / (64 + 3);
+        let rows = (s_q * h_q).min(room.div_ceil(PANEL_ROWS) * PANEL_ROWS);
+        let padded = if s_q * h_q <= 16 {
+            rows
+        } else {
+            rows.next_multiple_of(16)
+        };
+        assert_eq!(room, padded.clamp(1, GROUP_ROWS));
+        (plan.tasks(), room.div_ceil(PANEL_ROWS))
     };
     let rows = |panels: usize| panels * PANEL_ROWS;
     if PANELS < 4 {
