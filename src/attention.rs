@@ -6,10 +6,10 @@ use crate::attend::Options;
 use crate::error::{Argument, Error, right_length};
 use crate::format::{Data, Q4_0, Q8_0};
 use crate::kernel::Backend;
-use crate::plan::decode;
 use crate::problem::{
     Elements, Inputs, Output, Pages, Precision, Problem, Rescale, Sparse, TailMask, TensorRef,
 };
+use crate::run::decode;
 use crate::schedule::Split;
 use crate::shape::ProblemShape;
 use crate::tile::Workspace;

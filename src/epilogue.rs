@@ -1,11 +1,15 @@
 //! The end of a task, and of a request's last: partial results over KV splits are merged, normalised
 //! and stored (Algorithm 2 line 20).
 
+use core::ops::Range;
+use core::sync::atomic::{AtomicU32, Ordering};
+
 use crate::bits::{Increment, NAN, add_increment_f32, difference, one_nan};
-use crate::group::{Group, Partial};
-use crate::kernel::{Backend, Epilogue, Kernel, Visitor};
-use crate::problem::{Elements, Lse, LseBase, Output, Rescale};
-use crate::tile::{PANEL_ROWS, RowState, STRIP, strips};
+use crate::group::{Group, Partial, PartialRows};
+use crate::kernel::shared::atomic_u32;
+use crate::kernel::{Epilogue, Kernel, Visitor};
+use crate::problem::{Elements, Lse, LseBase, Output, Rescale, SharedElements, SharedOutput};
+use crate::tile::{MAX_D_V, ORow, PANEL_ROWS, RowState, STRIP, strips};
 
 /// Brings a task's O and sums into the form of [`Partial`], adds the result over earlier keys, and stores
 /// rows that have no later ones.
@@ -73,19 +77,17 @@ fn factors(
     factors
 }
 
-/// Brings two partial results of a row to one exponent, adds the earlier one's sum to the other's,
-/// and returns the increments of either O. Rescaling is again an integer addition: exponents are
-/// integers in either mode.
-fn align(earlier: &Partial<'_>, part: &mut Partial<'_>, row: usize) -> [Increment; 2] {
-    let exponent = earlier.exponent[row].max(part.exponent[row]);
-    let increments = [earlier.exponent[row], part.exponent[row]]
-        .map(|own| Increment::pow2(difference(own, exponent)));
-    let before = add_increment_f32(earlier.sum[row], increments[0]);
-    let own = add_increment_f32(part.sum[row], increments[1]);
-    part.exponent[row] = exponent;
-    part.sum[row] = before + own;
-    part.max[row] = part.max[row].max(earlier.max[row]);
-    increments
+/// Brings two partial results of a row to one exponent. Returns their common exponent, sum and largest score, and the increments
+/// of the O of either. Rescaling is again an integer addition: exponents are integers in either mode.
+fn align(earlier: [f32; 3], later: [f32; 3]) -> ([f32; 3], [Increment; 2]) {
+    let exponent = earlier[0].max(later[0]);
+    let increments = [earlier, later].map(|[own, ..]| Increment::pow2(difference(own, exponent)));
+    let before = add_increment_f32(earlier[1], increments[0]);
+    let own = add_increment_f32(later[1], increments[1]);
+    (
+        [exponent, before + own, later[2].max(earlier[2])],
+        increments,
+    )
 }
 
 /// The end of a panel's partial result.
@@ -102,37 +104,59 @@ struct PanelEnd<'a, 'b> {
     write: Option<Write<'a>>,
 }
 
-/// Where a group's rows are written.
+/// Where rows are written.
 pub struct Write<'a> {
-    /// The output from element `from` on.
-    pub o: Elements<'a>,
-    /// See `o`.
-    pub from: usize,
-    /// Strides of the output.
-    pub strides: [usize; 3],
-    /// lse and the largest score of the rows, contiguous, panel by panel.
-    pub stats: &'a mut [Stats],
+    o: Rows<'a>,
+    /// Strides of O.
+    strides: [usize; 3],
+    /// lse and the largest scores, where they are wanted.
+    stats: [Option<&'a [AtomicU32]>; 2],
+    /// Their strides: heads before positions.
+    stats_strides: [usize; 3],
     /// The base of lse, and its value without keys.
-    pub format: Lse,
+    format: Lse,
 }
 
-/// What a row's scores come to.
-#[derive(Clone, Copy, Default)]
-pub struct Stats {
-    /// As it is written.
-    lse: f32,
-    /// The largest scaled score.
-    max_logit: f32,
+/// The rows of O.
+enum Rows<'a> {
+    /// One thread's.
+    Own(Elements<'a>),
+    /// Several threads'.
+    Shared(SharedElements<'a>),
+}
+
+impl Rows<'_> {
+    /// As [`Elements::write`].
+    #[inline(always)]
+    fn write(&mut self, at: usize, row: &[f32]) {
+        match self {
+            Self::Own(o) => o.write(at, row),
+            Self::Shared(o) => o.write(at, row),
+        }
+    }
 }
 
 impl<'a> Write<'a> {
-    /// The whole output, with room for the statistics of a group's rows.
-    pub fn to(output: &'a mut Output<'_>, stats: &'a mut [Stats]) -> Self {
+    /// The output of one thread.
+    pub fn to(output: &'a mut Output<'_>) -> Self {
+        let [lse, max_logits] = [&mut output.lse, &mut output.max_logits];
+        let stats = [lse, max_logits].map(|rows| rows.as_mut().map(|rows| atomic_u32(rows)));
         Self {
-            o: output.o.reborrow(),
-            from: 0,
+            o: Rows::Own(output.o.reborrow()),
             strides: output.o_strides,
             stats,
+            stats_strides: output.lse_strides,
+            format: output.lse_format,
+        }
+    }
+
+    /// The output of several threads.
+    pub const fn shared(output: &SharedOutput<'a>) -> Self {
+        Self {
+            o: Rows::Shared(output.o),
+            strides: output.o_strides,
+            stats: [output.lse, output.max_logits],
+            stats_strides: output.lse_strides,
             format: output.lse_format,
         }
     }
@@ -140,10 +164,47 @@ impl<'a> Write<'a> {
     /// The same, borrowed anew.
     pub fn reborrow(&mut self) -> Write<'_> {
         Write {
-            o: self.o.reborrow(),
-            stats: self.stats,
+            o: match &mut self.o {
+                Rows::Own(o) => Rows::Own(o.reborrow()),
+                Rows::Shared(o) => Rows::Shared(*o),
+            },
             ..*self
         }
+    }
+
+    /// Writes lse and the largest score of a row, and returns the factor of its O.
+    fn stats(&self, group: &Group<'_>, row: usize, [exponent, sum, max]: [f32; 3]) -> f32 {
+        let problem = group.problem;
+        let (j, h) = group.position(row);
+        let empty = !problem.sees_any(group.request, group.head, j);
+        let log2 = log2_sum(exponent, sum);
+        let lse = if empty {
+            self.format.empty.value()
+        } else {
+            lse(log2, self.format.base)
+        };
+        let [s0, s1, s2] = self.stats_strides;
+        let at = group.start(j, h, [s0, s2, s1]);
+        let numbers = [lse, max_logit(max, problem.softmax_scale)];
+        for (to, number) in self.stats.iter().zip(numbers) {
+            if let Some(to) = to {
+                to[at].store(number.to_bits(), Ordering::Relaxed);
+            }
+        }
+        // A row that sees keys, all of them with a score of -inf, is 0 / 0 as in
+        // the definition.
+        let inverse = if empty { 0.0 } else { sum.recip() };
+        match problem.sink {
+            // Without a key no sink changes O, not even NaN.
+            Some(sink) if !empty => with_sink(inverse, log2, sink[h]),
+            _ => inverse,
+        }
+    }
+
+    /// Where a row of O begins.
+    fn start(&self, group: &Group<'_>, row: usize) -> usize {
+        let (j, h) = group.position(row);
+        group.start(j, h, self.strides)
     }
 }
 
@@ -151,34 +212,23 @@ impl<'a> Write<'a> {
 /// written, and each is waited for.
 const WRITTEN_AT_ONCE: usize = 2;
 
-/// How the rows of a panel are written.
-struct Rows {
-    /// One over the sum of exponentials.
-    inverse: [f32; PANEL_ROWS],
-    /// Where they begin in the output.
-    start: [usize; PANEL_ROWS],
-}
-
 impl Visitor for PanelEnd<'_, '_> {
     type Output = ();
 
     fn visit<K: Kernel>(mut self, kernel: K) {
         let len = self.group.panel_rows(self.panel);
-        let mut increments = [[Increment::NONE; 2]; PANEL_ROWS];
-        if let Some(earlier) = self.earlier {
-            for (r, increments) in increments[..len].iter_mut().enumerate() {
-                *increments = align(earlier, self.part, r);
-            }
-        }
+        let RowEnds {
+            increments,
+            inverse,
+            starts,
+        } = self.rows();
         let mut write = self.write.take();
-        let rows = write.as_mut().map(|write| self.rows(write));
         let mut call = Epilogue {
             rows: 0..0,
             factor: self.factor,
             increments: &increments,
-            inverse: rows.as_ref().map(|rows| &rows.inverse),
+            inverse: write.as_ref().map(|_| &inverse),
         };
-        let mut write = write.zip(rows.as_ref());
         let at_once = match write {
             Some(_) => WRITTEN_AT_ONCE,
             None => PANEL_ROWS,
@@ -196,14 +246,9 @@ impl Visitor for PanelEnd<'_, '_> {
             {
                 let earlier = self.earlier.map(|earlier| &earlier.o[i * strip_rows..]);
                 match &mut write {
-                    Some((write, rows)) => {
-                        let at = |r: usize| rows.start[r] - write.from + i * STRIP;
-                        // The last strip may have columns beyond the width.
-                        let width = STRIP.min(d_v - i * STRIP);
-                        kernel.epilogue(&call, earlier, o, |r, row| {
-                            write.o.write(at(r), &row[..width]);
-                        });
-                    }
+                    Some(write) => kernel.epilogue(&call, earlier, o, |r, row| {
+                        write.o.write(starts[r] + i * STRIP, columns(row, i, d_v));
+                    }),
                     None => kernel.epilogue(&call, earlier, o, |_, _| {}),
                 }
             }
@@ -211,77 +256,130 @@ impl Visitor for PanelEnd<'_, '_> {
     }
 }
 
+/// What a panel's rows need beside their O.
+struct RowEnds {
+    /// Of the result over earlier keys, and of the panel's.
+    increments: [[Increment; 2]; PANEL_ROWS],
+    /// One over the sum of exponentials, if they are written.
+    inverse: [f32; PANEL_ROWS],
+    /// Where they begin in the output.
+    starts: [usize; PANEL_ROWS],
+}
+
 impl PanelEnd<'_, '_> {
-    /// Writes the statistics of the rows; returns the place and the factor of their O.
-    fn rows(&self, write: &mut Write<'_>) -> Rows {
-        let mut rows = Rows {
+    /// Adds the sums over earlier keys, and writes lse. The same for all backends.
+    #[inline(never)]
+    fn rows(&mut self) -> RowEnds {
+        let mut rows = RowEnds {
+            increments: [[Increment::NONE; 2]; PANEL_ROWS],
             inverse: [0.0; PANEL_ROWS],
-            start: [0; PANEL_ROWS],
+            starts: [0; PANEL_ROWS],
         };
-        let problem = self.group.problem;
         for r in 0..self.group.panel_rows(self.panel) {
-            let (j, h) = self.group.position(self.panel * PANEL_ROWS + r);
-            let (exponent, sum) = (self.part.exponent[r], self.part.sum[r]);
-            let empty = !problem.sees_any(self.group.request, self.group.head, j);
-            let log2 = log2_sum(exponent, sum);
-            // A row that sees keys, all of them with a score of -inf, is 0 / 0 as in
-            // the definition.
-            let inverse = if empty { 0.0 } else { sum.recip() };
-            rows.inverse[r] = match problem.sink {
-                // Without a key no sink changes O, not even NaN.
-                Some(sink) if !empty => with_sink(inverse, log2, sink[h]),
-                _ => inverse,
-            };
-            write.stats[self.panel * PANEL_ROWS + r] = Stats {
-                lse: if empty {
-                    write.format.empty.value()
-                } else {
-                    lse(log2, write.format.base)
-                },
-                max_logit: max_logit(self.part.max[r], problem.softmax_scale),
-            };
-            rows.start[r] = self.group.start(j, h, write.strides);
+            if let Some(earlier) = self.earlier {
+                let sums;
+                (sums, rows.increments[r]) = align(earlier.sums(r), self.part.sums(r));
+                [self.part.exponent[r], self.part.sum[r], self.part.max[r]] = sums;
+            }
+            if let Some(write) = &self.write {
+                let row = self.panel * PANEL_ROWS + r;
+                rows.inverse[r] = write.stats(self.group, row, self.part.sums(r));
+                rows.starts[r] = write.start(self.group, row);
+            }
         }
         rows
     }
 }
 
-/// Merges the partial results of a panel in the order of their keys, and writes them.
-pub fn merge_panel<'b>(
-    backend: Backend,
-    group: &Group<'_>,
-    panel: usize,
-    mut parts: impl Iterator<Item = Partial<'b>>,
-    write: Write<'_>,
-) {
-    let mut write = Some(write);
-    let (mut earlier, mut next) = (None, parts.next());
-    while let Some(mut part) = next {
-        next = parts.next();
-        backend.with(PanelEnd {
-            group,
-            panel,
-            part: &mut part,
-            factor: &[1.0; PANEL_ROWS],
-            earlier: earlier.as_ref(),
-            write: write.take_if(|_| next.is_none()),
-        });
-        earlier = Some(part);
+/// The columns of a strip; the last may have some beyond the width.
+fn columns(row: &ORow, strip: usize, d_v: usize) -> &[f32] {
+    &row[..STRIP.min(d_v - strip * STRIP)]
+}
+
+/// Rows that are merged at once: their O is on the stack.
+pub const MERGED_ROWS: usize = 8;
+
+/// The partial results of some rows of a panel, merged in the order of their keys. They are left as they are: several threads
+/// may merge rows of the same task.
+pub struct Merge<'a> {
+    /// All rows.
+    pub group: &'a Group<'a>,
+    /// Some rows of the group: of one panel, and at most [`MERGED_ROWS`].
+    pub rows: Range<usize>,
+    /// The partial results of the group, in the order of keys, and the numbers that each has.
+    pub parts: &'a [f32],
+    /// See `parts`.
+    pub part_len: usize,
+    /// Where the rows are written.
+    pub output: &'a SharedOutput<'a>,
+}
+
+impl Visitor for Merge<'_> {
+    type Output = ();
+
+    fn visit<K: Kernel>(self, kernel: K) {
+        self.run(&mut |call, earlier, o, store| kernel.epilogue(call, earlier, o, store));
     }
 }
 
-/// Writes the statistics of a group's rows, which [`Write`] had contiguous, to the output.
-pub fn write_stats(group: &Group<'_>, stats: &[Stats], output: &mut Output<'_>) {
-    let [s0, s1, s2] = output.lse_strides;
-    for (r, stats) in stats[..group.rows.len()].iter().enumerate() {
-        let (j, h) = group.position(r);
-        // Heads before positions.
-        let at = group.start(j, h, [s0, s2, s1]);
-        if let Some(lse) = &mut output.lse {
-            lse[at] = stats.lse;
-        }
-        if let Some(max_logits) = &mut output.max_logits {
-            max_logits[at] = stats.max_logit;
+/// A backend's [`Kernel::epilogue`].
+type Add<'a> =
+    &'a mut dyn FnMut(&Epilogue<'_>, Option<&[ORow]>, &mut [ORow], &mut dyn FnMut(usize, &ORow));
+
+impl Merge<'_> {
+    /// One code for all backends, but for the additions.
+    fn run(&self, add: Add<'_>) {
+        const STRIPS: usize = MAX_D_V / STRIP;
+        let (group, rows) = (self.group, self.rows.clone());
+        let d_v = group.problem.shape.d_v;
+        let (panel, first) = (rows.start / PANEL_ROWS, rows.start % PANEL_ROWS);
+        let strip_rows = group.strip_rows(panel);
+        let factor = [1.0; PANEL_ROWS];
+        let write = Write::shared(self.output);
+        let mut sums = [[0.0; 3]; MERGED_ROWS];
+        let mut o = [[0.0; STRIP]; STRIPS * MERGED_ROWS];
+        let mut parts = self.parts.chunks_exact(self.part_len).peekable();
+        let mut merged = false;
+        while let Some(part) = parts.next() {
+            let part = PartialRows::view(part, d_v, [panel, first]);
+            let (mut inverse, mut starts) = ([0.0; PANEL_ROWS], [0; PANEL_ROWS]);
+            let mut increments = [[Increment::NONE; 2]; PANEL_ROWS];
+            let is_last = parts.peek().is_none();
+            for (r, row) in rows.clone().enumerate() {
+                let own = part.sums(r);
+                sums[r] = if merged {
+                    let moves;
+                    (sums[r], moves) = align(sums[r], own);
+                    // What is merged is in the place of the later keys: a sum has no order.
+                    increments[r] = [moves[1], moves[0]];
+                    sums[r]
+                } else {
+                    own
+                };
+                if is_last {
+                    inverse[r] = write.stats(group, row, sums[r]);
+                    starts[r] = write.start(group, row);
+                }
+            }
+            let call = Epilogue {
+                rows: 0..rows.len(),
+                factor: &factor,
+                increments: &increments,
+                inverse: is_last.then_some(&inverse),
+            };
+            for (i, o) in o.chunks_mut(MERGED_ROWS).take(strips(d_v)).enumerate() {
+                let of_part = &part.o[i * strip_rows + first..][..rows.len()];
+                if !merged {
+                    o[..rows.len()].copy_from_slice(of_part);
+                }
+                add(&call, merged.then_some(of_part), o, &mut |r, row| {
+                    if is_last {
+                        let at = starts[r] + i * STRIP;
+                        self.output.o.write(at, columns(row, i, d_v));
+                    }
+                });
+            }
+            merged = true;
         }
     }
 }

@@ -52,17 +52,23 @@ impl Fallback<'_> {
     /// Computes them, in the panel's O.
     #[cold]
     pub fn run<K: Kernel>(&self, kernel: K, o: &mut [ORow]) {
-        let (group, panel) = (self.group, self.panel);
-        let (rows, strip_rows) = (group.panel_rows(panel), group.strip_rows(panel));
-        let mut mask = [0; BLOCK_KEYS];
-        let mask = group.mask(panel, &self.keys, &mut mask);
-        let has = |strips: Strips, strip: usize| strips & 1 << strip != 0;
-        let skipped = self.skipped;
-        let strips = o.len() / strip_rows;
+        self.rescale(o);
+        kernel.permute(self.fused, self.values, o, Columns::Natural);
+        self.add(
+            &mut |row, out| self.convert(kernel, row, out),
+            &|k, r| kernel.prob(self.p, self.precision, k, r),
+            o,
+        );
+        kernel.permute(self.fused, self.values, o, Columns::Own);
+    }
+
+    /// Moves O to the block's reference.
+    fn rescale(&self, o: &mut [ORow]) {
+        let rows = self.group.panel_rows(self.panel);
         for (_, o) in o
-            .chunks_mut(strip_rows)
+            .chunks_mut(self.group.strip_rows(self.panel))
             .enumerate()
-            .filter(|&(i, _)| has(skipped.all, i))
+            .filter(|&(i, _)| has(self.skipped.all, i))
         {
             for (o, &increment) in o[..rows].iter_mut().zip(&self.p.increment) {
                 if self.first {
@@ -74,7 +80,20 @@ impl Fallback<'_> {
                 }
             }
         }
-        kernel.permute(self.fused, self.values, o, Columns::Natural);
+    }
+
+    /// Adds the values that each row sees, by one code for all backends.
+    fn add(
+        &self,
+        convert: &mut dyn FnMut(&Row<'_>, &mut [f32]),
+        prob: &dyn Fn(usize, usize) -> f32,
+        o: &mut [ORow],
+    ) {
+        let (group, panel, skipped) = (self.group, self.panel, self.skipped);
+        let (rows, strip_rows) = (group.panel_rows(panel), group.strip_rows(panel));
+        let mut mask = [0; BLOCK_KEYS];
+        let mask = group.mask(panel, &self.keys, &mut mask);
+        let strips = o.len() / strip_rows;
         let d_v = group.problem.shape.d_v;
         let mut value = [0.0; MAX_D_V];
         let value = &mut value[..strips * STRIP];
@@ -83,11 +102,11 @@ impl Fallback<'_> {
                 ..Skipped::TAIL => skipped.all,
                 _ => skipped.all | skipped.tail,
             };
-            self.convert(kernel, &row, &mut value[..d_v]);
+            convert(&row, &mut value[..d_v]);
             let values = value.as_chunks::<STRIP>().0;
             let sees = |&r: &usize| mask.is_none_or(|mask| mask[k] >> r & 1 == 1);
             for r in (0..rows).filter(sees) {
-                let prob = kernel.prob(self.p, self.precision, k, r);
+                let prob = prob(k, r);
                 for (i, (o, value)) in o.chunks_mut(strip_rows).zip(values).enumerate() {
                     if has(strips, i) {
                         axpy(prob, value, &mut o[r]);
@@ -95,8 +114,12 @@ impl Fallback<'_> {
                 }
             }
         }
-        kernel.permute(self.fused, self.values, o, Columns::Own);
     }
+}
+
+/// Whether a strip is among some.
+const fn has(strips: Strips, strip: usize) -> bool {
+    strips & 1 << strip != 0
 }
 
 /// `o += p * value`.

@@ -144,14 +144,6 @@ impl<'a> Group<'a> {
         keys.len().min(some.end.saturating_sub(keys.start))
     }
 
-    /// How many of `keys` there are from the first that causality and window let any row see to the last.
-    #[cfg(feature = "rayon")]
-    pub fn visible_of(&self, keys: &Range<usize>) -> usize {
-        let [first, last] = [0, self.panels().saturating_sub(1)].map(|panel| self.visible(panel));
-        let end = keys.end.min(last[0].end);
-        end.saturating_sub(keys.start.max(first[0].start))
-    }
-
     /// Whether any row sees any key.
     pub fn sees_any(&self) -> bool {
         (0..self.blocks()).any(|block| {
@@ -251,6 +243,11 @@ impl<'a> Partial<'a> {
         self.o.len() / self.exponent.len()
     }
 
+    /// Exponent, sum and largest score of a row.
+    pub fn sums(&self, row: usize) -> [f32; 3] {
+        [self.exponent[row], self.sum[row], self.max[row]]
+    }
+
     /// The same, borrowed anew.
     pub fn reborrow(&mut self) -> Partial<'_> {
         Partial {
@@ -273,22 +270,32 @@ impl<'a> Partial<'a> {
             max: &mut self.max[rows],
         }
     }
+}
 
-    /// Panel by panel.
-    #[cfg(feature = "rayon")]
-    pub fn panels(self) -> impl Iterator<Item = Self> {
-        let o = self.strips() * PANEL_ROWS;
-        let o = self.o.chunks_mut(o);
-        let [exponents, sums, maxima] =
-            [self.exponent, self.sum, self.max].map(|rows| rows.chunks_mut(PANEL_ROWS));
-        o.zip(exponents)
-            .zip(sums.zip(maxima))
-            .map(|((o, exponent), (sum, max))| Self {
-                o,
-                exponent,
-                sum,
-                max,
-            })
+/// A panel's partial result, to be read from some row on.
+pub struct PartialRows<'a> {
+    /// The strips of the panel's O.
+    pub o: &'a [ORow],
+    /// As [`Partial`] has them.
+    sums: [&'a [f32]; 3],
+}
+
+impl<'a> PartialRows<'a> {
+    /// Views the memory of a [`Partial`].
+    pub fn view(memory: &'a [f32], d_v: usize, [panel, row]: [usize; 2]) -> Self {
+        let strips = strips(d_v);
+        let rows = memory.len() / (strips * STRIP + 3);
+        let (o, sums) = memory.split_at(rows * strips * STRIP);
+        let first = panel * PANEL_ROWS;
+        Self {
+            o: &bytemuck::cast_slice(o)[first * strips..],
+            sums: [0, 1, 2].map(|i| &sums[i * rows + first + row..(i + 1) * rows]),
+        }
+    }
+
+    /// As [`Partial::sums`].
+    pub fn sums(&self, row: usize) -> [f32; 3] {
+        self.sums.map(|numbers| numbers[row])
     }
 }
 

@@ -13,8 +13,8 @@
 //! their last bits. Widths and bounds on errors are the same (`docs/adr/0017`).
 //!
 //! No allocation, no threads, no global state but the processor's features, detected once, and a cap on backends
-//! ([`Backend::set_max`]). One thread calls [`decode`]; several share a [`Plan`]'s tasks ([`run_task`],
-//! [`combine`]), with the same result to the bit.
+//! ([`Backend::set_max`]). One thread calls [`decode`]; several share a [`Plan`]'s tasks, as a pool
+//! ([`decode_on`]) or by themselves ([`run_tasks`], [`combine`]), with the same result to the bit.
 //!
 //! **What bits depend on.** The bits of a result depend on its own request (queries, keys, options, and how many rows `s_q` and `h_q`
 //! make), on the backend, and on how its keys are split: by their number, or as the caller says ([`Split`]). They never depend on other
@@ -53,10 +53,10 @@ mod merge;
 #[cfg(feature = "alloc")]
 mod owned;
 mod plan;
-#[cfg(feature = "rayon")]
 mod pool;
 mod problem;
 pub mod reference;
+mod run;
 pub mod schedule;
 mod shape;
 mod slots;
@@ -74,13 +74,15 @@ pub use kernel::{Backend, BackendId};
 pub use merge::{Part, merge};
 #[cfg(feature = "rayon")]
 pub use owned::Workspaces;
-pub use plan::{Plan, combine, decode, run_task, run_tasks};
+pub use plan::Plan;
 #[cfg(feature = "rayon")]
-pub use pool::decode_on_rayon;
+pub use pool::Rayon;
+pub use pool::{ParallelFor, decode_on};
 pub use problem::{
     Elements, EmptyLse, Extra, IndexList, Indices, Inputs, Lse, LseBase, Output, Pages, Precision,
-    Problem, Rescale, Sparse, TailMask, TensorRef,
+    Problem, Rescale, SharedElements, SharedOutput, Sparse, TailMask, TensorRef,
 };
+pub use run::{combine, decode, run_tasks};
 pub use schedule::Split;
 pub use shape::ProblemShape;
 pub use tile::{BLOCK_KEYS, Workspace};

@@ -12,7 +12,7 @@ use crate::attention::{OutputNumber, output};
 use crate::error::Error;
 use crate::plan::Plan;
 #[cfg(feature = "rayon")]
-use crate::pool::decode_on_rayon;
+use crate::pool::{Rayon, decode_on};
 use crate::tile::Workspace;
 
 impl Workspace {
@@ -75,24 +75,28 @@ impl Attention<'_> {
         lse: Option<&mut [f32]>,
     ) -> Result<(), Error> {
         let problem = self.problem()?;
-        let plan = Plan::new(&problem)?;
+        let threads = ::rayon::current_num_threads();
+        let plan = Plan::for_threads(&problem, threads)?;
         let Workspaces {
             workspaces,
             partials,
         } = workspaces;
-        while workspaces.len() < ::rayon::current_num_threads() {
+        // No more than have something to do.
+        let threads = threads.min(plan.tasks()).max(1);
+        while workspaces.len() < threads {
             workspaces.push(Workspace::boxed());
         }
-        let needed = plan.tasks().saturating_mul(plan.partial_len());
+        let needed = plan.partials_len();
         if partials.len() < needed {
             partials.resize(needed, 0.0);
         }
         let output = output(&problem, o, lse);
-        decode_on_rayon(
+        decode_on(
+            &Rayon,
             &problem,
             self.options(),
             &plan,
-            workspaces,
+            &mut workspaces[..threads],
             partials,
             output,
         )

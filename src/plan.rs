@@ -1,31 +1,29 @@
-//! A call cut into independent tasks, and their results merged.
+//! How a call is cut into independent tasks.
 //!
 //! How a request's rows and keys are cut depends on the shape, on its own lengths and on [`Split`] alone, and results are
 //! always merged in the order of the keys. So its bits don't depend on its neighbours or on how many
 //! threads ran the tasks.
 
-use core::mem;
 use core::ops::Range;
 
-use crate::attend::{Options, Task};
 use crate::dims::check_dims;
-use crate::epilogue::{Stats, Write, merge_panel, write_stats};
 use crate::error::{Argument, Error};
 use crate::group::{Group, Partial};
-use crate::kernel::{Backend, strip_rows};
-use crate::problem::{Output, Problem, in_range};
+use crate::kernel::strip_rows;
+use crate::problem::{Problem, in_range};
 use crate::schedule::Split;
 use crate::shape::ProblemShape;
-use crate::tile::{BLOCK_KEYS, FP32_GROUP_ROWS, GROUP_ROWS, PANEL_ROWS, PANELS, Workspace};
+use crate::tile::{BLOCK_KEYS, FP32_GROUP_ROWS, GROUP_ROWS, PANEL_ROWS, PANELS};
 
-/// With fewer tasks than these, groups are cut to two panels, and then to one: threads shouldn't go without, and panels one by one
-/// compute nearly as fast (`docs/adr/0007`).
-const MIN_TASKS: usize = 16;
+/// Threads that [`Plan::new`] plans for.
+const THREADS: usize = 16;
 
 /// The tasks of a problem: requests x KV heads x row groups x KV splits, in that
-/// order.
+/// order, later rows first.
 ///
-/// A row group has up to 256 rows, or 128 or 64 where there would be fewer than 16 tasks.
+/// A task computes up to 256 rows of a request and KV head. Either it attends them to all of their keys and writes O and lse, or to
+/// one KV split, and has a partial result; tasks with those come first. Which of them, and whether groups have 256 rows, 128 or
+/// 64, is what an estimate has as the shortest time on some number of threads. Bits don't depend on it.
 ///
 /// It holds numbers only, is computed from shape and lengths, and serves every
 /// problem that has the same ones, from layer to layer.
@@ -33,9 +31,55 @@ const MIN_TASKS: usize = 16;
 pub struct Plan {
     shape: ProblemShape,
     lengths: PlannedLengths,
-    tasks: usize,
+    cut: Tasks,
+}
+
+/// The tasks of a way to cut a problem.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Tasks {
+    /// How many there are.
+    all: usize,
+    /// How many of them have a partial result: the first ones.
+    partial: usize,
+    /// Rows whose partial results are combined.
+    combined: usize,
     /// Rows that the largest row group's result has room for: none has more panels.
     rows: usize,
+}
+
+impl Tasks {
+    /// Whether each has all keys of its rows.
+    const fn have_all_keys(&self) -> bool {
+        self.partial == 0
+    }
+}
+
+/// What tasks take, in products of a row and a key.
+#[derive(Clone, Copy, Default)]
+struct Costs {
+    total: u64,
+    longest: u64,
+}
+
+/// Cost of a key beside its rows, in rows: its row is read and its values are packed.
+const KEY: u64 = 4;
+/// Cost of merging a row's results over one KV split, in products of a row and a key.
+const RESULT: u64 = 32;
+/// Cost of a task beside its keys, in products of a row and a key: queries are packed.
+const TASK: u64 = 1 << 9;
+/// Cost of waiting for all partial results, in products of a row and a key.
+const WAIT: u64 = 1 << 9;
+
+impl Costs {
+    /// When the last of some threads is done, at most, where each takes the next task when it has completed one.
+    fn makespan(&self, tasks: &Tasks, threads: usize) -> u64 {
+        let threads = threads.max(1) as u64;
+        let rounds = (tasks.all as u64).div_ceil(threads);
+        let end = self.total / threads + (self.longest - self.longest / threads);
+        let wait = if tasks.partial > 0 { WAIT } else { 0 };
+        end.min(rounds.saturating_mul(self.longest))
+            .saturating_add(wait)
+    }
 }
 
 /// What a plan depends on besides the shape, so that one for other lengths is noticed, and what differs told.
@@ -145,6 +189,49 @@ impl PlannedLengths {
     }
 }
 
+impl Split {
+    /// A split of a shape's keys that a number of threads share evenly; by length alone where there are rows enough for them.
+    ///
+    /// Requests have `s_k` keys. Splits are as long as they can be: a host that wants the same bits for all lengths, or for
+    /// threads to come, fixes a length of its own.
+    ///
+    /// ```
+    /// use amla::{ProblemShape, Split};
+    /// let shape = ProblemShape { b: 1, s_q: 1, s_k: 4096, h_q: 128, h_kv: 1, d_qk: 576, d_v: 512 };
+    /// assert_eq!(Split::for_threads(&shape, 1), Split::ByLength);
+    /// assert_eq!(Split::for_threads(&shape, 32), Split::Every(256));
+    /// ```
+    #[must_use]
+    pub fn for_threads(shape: &ProblemShape, threads: usize) -> Self {
+        let rows = shape.s_q.saturating_mul(shape.group());
+        let groups = (shape.b)
+            .saturating_mul(shape.h_kv)
+            .saturating_mul(rows.div_ceil(PANEL_ROWS));
+        let rows = rows.min(PANEL_ROWS) as u64;
+        let makespan = |splits: usize, len: usize| {
+            let tasks = groups.saturating_mul(splits);
+            let merge = if splits > 1 { rows * RESULT + WAIT } else { 0 };
+            let task = (rows + KEY) * len as u64 + merge + TASK;
+            (tasks.div_ceil(threads.max(1)) as u64).saturating_mul(task)
+        };
+        let by_length = Self::ByLength.ranges(shape.s_k).len();
+        let len = Self::ByLength.range(0, shape.s_k).len();
+        // A plan may leave all keys of its rows to a task.
+        let default = makespan(by_length, len).min(makespan(1, shape.s_k));
+        let mut best = (default, Self::ByLength);
+        // More tasks than these cost more than they gain.
+        let most = threads.saturating_mul(4).div_ceil(groups.max(1));
+        for splits in 1..=most.min(shape.s_k / Self::MULTIPLE) {
+            let len = shape.s_k.div_ceil(splits).next_multiple_of(Self::MULTIPLE);
+            let time = makespan(shape.s_k.div_ceil(len), len);
+            if time < best.0 {
+                best = (time, Self::Every(len));
+            }
+        }
+        best.1
+    }
+}
+
 /// How one request is cut.
 #[derive(Clone)]
 pub struct Cut {
@@ -178,17 +265,21 @@ impl Cut {
         }
     }
 
-    /// The keys that any row may see.
-    #[cfg(feature = "rayon")]
-    pub fn span(&self) -> Range<usize> {
-        self.span.clone()
-    }
-
     /// The ranges that the keys are cut into.
     pub fn splits(&self) -> impl ExactSizeIterator<Item = Range<usize>> + use<> {
         let start = self.span.start;
         let ranges = self.split.ranges(self.span.len());
         ranges.map(move |keys| start + keys.start..start + keys.end)
+    }
+
+    /// KV splits that are tasks of their own.
+    fn splits_apart(&self, all_keys: bool) -> usize {
+        if all_keys { 1 } else { self.splits().len() }
+    }
+
+    /// Whether a task's keys are those of the first KV split.
+    pub fn is_first(&self, keys: &Range<usize>) -> bool {
+        keys.start == self.span.start
     }
 
     /// Row groups of `panels` panels that `group_rows` rows make.
@@ -203,9 +294,31 @@ impl Cut {
         others * self.row_groups_of_full(panels) + last.div_ceil(panels * PANEL_ROWS)
     }
 
-    /// Tasks of one KV head; the largest number if there are more than can be counted.
-    fn tasks(&self, panels: usize) -> usize {
-        self.row_groups(panels).saturating_mul(self.splits().len())
+    /// Rows of the largest row group of `panels` panels.
+    fn largest(&self, panels: usize) -> usize {
+        self.group_rows.min(self.rows).min(panels * PANEL_ROWS)
+    }
+
+    /// What the tasks of one KV head take.
+    fn costs(&self, panels: usize, all_keys: bool) -> Costs {
+        let splits = self.splits().len() as u64;
+        let keys = match all_keys {
+            true => self.span.len(),
+            false => self.split.range(0, self.span.len()).len(),
+        };
+        let cost = |rows: usize, groups: usize, keys: usize| {
+            let rows = (rows as u64).saturating_add(KEY.saturating_mul(groups as u64));
+            rows.saturating_mul(keys as u64)
+        };
+        let merges =
+            |rows: usize, splits: u64| RESULT.saturating_mul(rows as u64).saturating_mul(splits);
+        let largest = self.largest(panels);
+        Costs {
+            total: cost(self.rows, self.row_groups(panels), self.span.len())
+                .saturating_add(merges(self.rows, splits - 1)),
+            longest: cost(largest, 1, keys)
+                .saturating_add(merges(largest, if all_keys { splits - 1 } else { 1 })),
+        }
     }
 
     /// The part of a problem that one task computes: of a request, KV head and row group of `panels` panels, one KV split.
@@ -235,114 +348,191 @@ impl Cut {
     }
 }
 
-impl Plan {
-    /// Numbers that a plan takes as such ([`to_words`](Self::to_words)).
-    pub const WORDS: usize = SIZES.len() + COUNTS.len() + 2 * LISTS.len() + 2;
-
-    /// Plans a problem.
-    ///
-    /// # Errors
-    /// Whatever is wrong with the problem.
-    pub fn new(problem: &Problem<'_>) -> Result<Self, Error> {
-        problem.check()?;
-        Self::of(problem)
-    }
-
-    /// Plans a problem whose sizes were checked.
-    fn of(problem: &Problem<'_>) -> Result<Self, Error> {
+impl Tasks {
+    /// With row groups of `panels` panels, and with all keys in one task or each KV split in its own.
+    fn of(problem: &Problem<'_>, panels: usize, all_keys: bool) -> Result<(Self, Costs), Error> {
         let shape = problem.shape;
         check_dims(shape.d_qk, shape.d_v)?;
         shape.s_q.checked_mul(shape.h_q).ok_or(Error::Overflow {
             argument: Argument::Q,
             dimension: 1,
         })?;
-        let lengths = PlannedLengths::of(problem);
-        let mut panels = PANELS;
-        loop {
-            let (tasks, rows) = Self::cut(problem, panels)?;
-            if tasks >= MIN_TASKS || panels == 1 {
-                return Ok(Self {
-                    shape,
-                    lengths,
-                    tasks,
-                    // Room for a row where there is none, so that a length is never 0.
-                    rows: rows.max(1),
-                });
-            }
-            panels = panels.div_ceil(2);
-        }
-    }
-
-    /// How many tasks there are with row groups of `panels` panels, and how many rows the largest one's result has room for.
-    fn cut(problem: &Problem<'_>, panels: usize) -> Result<(usize, usize), Error> {
-        let shape = problem.shape;
         // Not one by one where they are alike, as b and s_q may be huge where strides are 0.
         let alike = problem.has_equal_requests();
-        let (mut tasks, mut rows) = (0_usize, 0);
+        let (mut tasks, mut costs) = (Self::default(), Costs::default());
         let requests = 0..if alike { shape.b.min(1) } else { shape.b };
         for (sequence, count) in requests.flat_map(|request| problem.runs(request)) {
             let cut = Cut::of(problem, sequence);
             // Not the largest number itself, which may stand for more.
-            let left = usize::MAX - 1 - tasks;
-            let each = cut.tasks(panels);
+            let left = usize::MAX - 1 - tasks.all;
+            let splits = cut.splits_apart(all_keys);
+            let each = cut.row_groups(panels).saturating_mul(splits);
             in_range(Argument::HKv, shape.h_kv, 0, left / each.max(1))?;
             let each = each * shape.h_kv;
             in_range(Argument::SQ, count, 0, left / each.max(1))?;
-            tasks += each * count;
+            tasks.all += each * count;
+            if splits > 1 {
+                tasks.partial += each * count;
+                // There are as many query rows in memory, or fewer tasks than rows could be counted.
+                let rows = cut.rows.saturating_mul(shape.h_kv).saturating_mul(count);
+                tasks.combined = tasks.combined.saturating_add(rows);
+            }
+            let largest = cut.largest(panels);
             let planned = cut.group_rows.min(cut.rows);
-            rows = rows.max(strip_rows(planned.min(panels * PANEL_ROWS), planned));
+            tasks.rows = tasks.rows.max(strip_rows(largest, planned));
+            let own = cut.costs(panels, all_keys);
+            let times = (shape.h_kv as u64).saturating_mul(count as u64);
+            costs.total = costs.total.saturating_add(own.total.saturating_mul(times));
+            costs.longest = costs.longest.max(own.longest);
         }
         if alike {
-            in_range(Argument::B, shape.b, 0, usize::MAX / tasks.max(1))?;
-            tasks *= shape.b;
+            in_range(Argument::B, shape.b, 0, usize::MAX / tasks.all.max(1))?;
+            for count in [&mut tasks.all, &mut tasks.partial] {
+                *count *= shape.b;
+            }
+            tasks.combined = tasks.combined.saturating_mul(shape.b);
+            costs.total = costs.total.saturating_mul(shape.b as u64);
         }
-        Ok((tasks, rows))
+        // Room for a row where there is none, so that a length is never 0.
+        tasks.rows = tasks.rows.max(1);
+        Ok((tasks, costs))
+    }
+}
+
+impl Plan {
+    /// Numbers that a plan takes as such ([`to_words`](Self::to_words)).
+    pub const WORDS: usize = SIZES.len() + COUNTS.len() + 2 * LISTS.len() + 4;
+
+    /// Plans a problem for some threads: 16.
+    ///
+    /// # Errors
+    /// Whatever is wrong with the problem.
+    pub fn new(problem: &Problem<'_>) -> Result<Self, Error> {
+        Self::for_threads(problem, THREADS)
+    }
+
+    /// Plans a problem for a number of threads. Any number may run the tasks, with the same bits; of this number none should
+    /// wait long for the others.
+    ///
+    /// # Errors
+    /// Whatever is wrong with the problem.
+    pub fn for_threads(problem: &Problem<'_>, threads: usize) -> Result<Self, Error> {
+        problem.check()?;
+        Self::of(problem, threads)
+    }
+
+    /// Plans a problem whose sizes were checked.
+    fn of(problem: &Problem<'_>, threads: usize) -> Result<Self, Error> {
+        let (mut cut, costs) = Tasks::of(problem, PANELS, true)?;
+        let mut least = costs.makespan(&cut, threads);
+        let others = [PANELS, PANELS.div_ceil(2), 1]
+            .into_iter()
+            .flat_map(|panels| [true, false].map(|all_keys| (panels, all_keys)));
+        // One thread has nothing to wait for.
+        for (panels, all_keys) in others.filter(|_| threads > 1) {
+            // More tasks than can be counted are no choice.
+            if let Ok((other, costs)) = Tasks::of(problem, panels, all_keys)
+                && costs.makespan(&other, threads) < least
+            {
+                (cut, least) = (other, costs.makespan(&other, threads));
+            }
+        }
+        Ok(Self {
+            shape: problem.shape,
+            lengths: PlannedLengths::of(problem),
+            cut,
+        })
     }
 
     /// Panels of a row group.
     pub(crate) const fn panels(&self) -> usize {
-        self.rows.div_ceil(PANEL_ROWS)
+        self.cut.rows.div_ceil(PANEL_ROWS)
     }
 
     /// How many tasks there are.
     #[must_use]
     pub const fn tasks(&self) -> usize {
-        self.tasks
+        self.cut.all
     }
 
-    /// The parts of a problem that neighbouring tasks compute.
+    /// How many tasks have a partial result: the first ones. The others write O and lse.
+    #[must_use]
+    pub const fn partial_tasks(&self) -> usize {
+        self.cut.partial
+    }
+
+    /// Rows whose partial results are to be combined.
+    #[must_use]
+    pub const fn combined_rows(&self) -> usize {
+        self.cut.combined
+    }
+
+    /// The parts of a problem that neighbouring tasks compute, each with its request's cut.
     pub(crate) fn groups<'a>(
         &self,
         problem: &'a Problem<'a>,
         tasks: Range<usize>,
-    ) -> impl Iterator<Item = Group<'a>> + use<'a> {
-        let (heads, panels) = (self.shape.h_kv, self.panels());
-        let (first, rest) = if tasks.is_empty() {
-            (usize::MAX, 0)
-        } else {
-            self.locate(problem, tasks.start)
-        };
-        let sequences = problem.sequences_from(first).flat_map(move |sequence| {
-            let cut = Cut::of(problem, sequence);
-            let from = if sequence == first { rest } else { 0 };
-            let each = cut.tasks(panels);
-            (from..heads * each).map(move |task| {
-                let (head, rest) = (task / each, task % each);
-                let splits = cut.splits().len();
-                cut.row_group(
-                    problem,
-                    [sequence, head, rest / splits],
-                    panels,
-                    rest % splits,
-                )
+    ) -> impl Iterator<Item = (Cut, Group<'a>)> + use<'a> {
+        let plan = *self;
+        let Tasks { all, partial, .. } = self.cut;
+        [(true, 0..partial), (false, partial..all)]
+            .into_iter()
+            .flat_map(move |(partial, of)| {
+                let own = tasks.start.max(of.start)..tasks.end.min(of.end);
+                let (first, rest) = if own.is_empty() {
+                    (usize::MAX, 0)
+                } else {
+                    plan.locate(problem, partial, own.start - of.start)
+                };
+                let sequences = problem.sequences_from(first);
+                let groups = sequences.flat_map(move |sequence| {
+                    let from = if sequence == first { rest } else { 0 };
+                    plan.groups_of(problem, sequence, partial, from)
+                });
+                groups.take(own.len())
             })
-        });
-        sequences.take(tasks.len())
     }
 
-    /// The sequence that has a task, and which of its tasks that is.
-    fn locate(&self, problem: &Problem<'_>, task: usize) -> (usize, usize) {
-        let each = |sequence| self.shape.h_kv * Cut::of(problem, sequence).tasks(self.panels());
+    /// The tasks of a sequence from one on, if they are those with partial results, or those without.
+    fn groups_of<'a>(
+        self,
+        problem: &'a Problem<'a>,
+        sequence: usize,
+        partial: bool,
+        from: usize,
+    ) -> impl Iterator<Item = (Cut, Group<'a>)> + use<'a> {
+        let panels = self.panels();
+        let cut = Cut::of(problem, sequence);
+        let (each, splits) = (self.tasks_of(&cut, partial), self.splits_of(&cut));
+        (from..self.shape.h_kv * each).map(move |task| {
+            let (head, rest) = (task / each, task % each);
+            // Later positions may see more keys: long tasks first.
+            let row_group = cut.row_groups(panels) - 1 - rest / splits;
+            let at = [sequence, head, row_group];
+            (
+                cut.clone(),
+                cut.row_group(problem, at, panels, rest % splits),
+            )
+        })
+    }
+
+    /// KV splits that are tasks of their own.
+    fn splits_of(&self, cut: &Cut) -> usize {
+        cut.splits_apart(self.cut.have_all_keys())
+    }
+
+    /// Tasks of one KV head with partial results, or those without.
+    fn tasks_of(&self, cut: &Cut, partial: bool) -> usize {
+        let splits = self.splits_of(cut);
+        match (splits > 1) == partial {
+            true => cut.row_groups(self.panels()) * splits,
+            false => 0,
+        }
+    }
+
+    /// The sequence that has a task, and which of its tasks that is, among those with partial results or those without.
+    fn locate(&self, problem: &Problem<'_>, partial: bool, task: usize) -> (usize, usize) {
+        let each = |sequence| self.shape.h_kv * self.tasks_of(&Cut::of(problem, sequence), partial);
         let (mut request, mut rest) = (0, task);
         if problem.has_equal_requests() {
             let tasks: usize = problem.runs(0).map(|(first, n)| each(first) * n).sum();
@@ -364,7 +554,24 @@ impl Plan {
     /// FP32 numbers that each task's result takes.
     #[must_use]
     pub const fn partial_len(&self) -> usize {
-        Partial::len(self.rows, self.shape.d_v)
+        Partial::len(self.cut.rows, self.shape.d_v)
+    }
+
+    /// FP32 numbers that all partial results take.
+    #[must_use]
+    pub const fn partials_len(&self) -> usize {
+        self.cut.partial.saturating_mul(self.partial_len())
+    }
+
+    /// How it is cut.
+    const fn numbers(&self) -> [usize; 4] {
+        let Tasks {
+            all,
+            partial,
+            combined,
+            rows,
+        } = self.cut;
+        [all, partial, combined, rows]
     }
 
     /// The sizes of its shape.
@@ -388,7 +595,7 @@ impl Plan {
         let sizes = self.sizes().into_iter().chain(counts);
         let sizes = sizes.map(|size| size as u64);
         let lists = lists.into_iter().flat_map(|list| [list.total, list.hash]);
-        let cut = [self.tasks as u64, self.rows as u64];
+        let cut = self.numbers().map(|number| number as u64);
         let mut words = [0; Self::WORDS];
         for (word, value) in words.iter_mut().zip(sizes.chain(lists).chain(cut)) {
             *word = value;
@@ -409,9 +616,9 @@ impl Plan {
             total: word(),
             hash: word(),
         });
-        let cut = [word(), word()];
+        let cut = [(); 4].map(|()| word());
         let [b, s_q, s_k, h_q, h_kv, d_qk, d_v] = all_sizes(sizes)?;
-        let [tasks, rows] = all_sizes(cut)?;
+        let [all, partial, combined, rows] = all_sizes(cut)?;
         let plan = Self {
             shape: ProblemShape {
                 b,
@@ -426,13 +633,18 @@ impl Plan {
                 counts: all_sizes(counts)?,
                 lists,
             },
-            tasks,
-            rows,
+            cut: Tasks {
+                all,
+                partial,
+                combined,
+                rows,
+            },
         };
         check_dims(d_qk, d_v).ok()?;
         let absent = |list: &List| list.hash == 0 && list.total != 0;
         let [.., split] = plan.lengths.counts;
         let possible = (1..=GROUP_ROWS).contains(&rows)
+            && partial <= all
             && !lists.iter().any(absent)
             && (split == usize::MAX || split > 0 && split.is_multiple_of(Split::MULTIPLE));
         possible.then_some(plan)
@@ -445,8 +657,14 @@ impl Plan {
         self.matches(problem)
     }
 
-    fn matches(&self, problem: &Problem<'_>) -> Result<(), Error> {
-        let given = Self::of(problem)?;
+    pub(crate) fn matches(&self, problem: &Problem<'_>) -> Result<(), Error> {
+        // Cut as this one is, whatever the number of threads.
+        let (cut, _) = Tasks::of(problem, self.panels(), self.cut.have_all_keys())?;
+        let given = Self {
+            shape: problem.shape,
+            lengths: PlannedLengths::of(problem),
+            cut,
+        };
         if given == *self {
             Ok(())
         } else {
@@ -478,14 +696,14 @@ impl Plan {
             let total = (list.hash != 0).then_some(list.total);
             (Some(name), total, list.hash)
         });
-        let cut = [self.tasks, self.rows].map(|value| (None, Some(value as u64), 0));
+        let cut = self.numbers().map(|value| (None, Some(value as u64), 0));
         sizes.chain(counts).chain(lists).chain(cut)
     }
 
     /// # Errors
-    /// [`Error::TooShort`] unless there is a result's room for every task.
+    /// [`Error::TooShort`] unless there is room for every partial result.
     pub(crate) fn check_partials(&self, partials: &[f32]) -> Result<(), Error> {
-        let needed = self.tasks.saturating_mul(self.partial_len());
+        let needed = self.partials_len();
         if partials.len() < needed {
             return Err(Error::TooShort {
                 argument: Argument::Partials,
@@ -534,76 +752,6 @@ fn hash_runs(mut lengths: u64, runs: impl Iterator<Item = (i32, usize)>) -> u64 
     hash_run(lengths, last, total)
 }
 
-/// Attends every query to its keys, on one thread, of whose stack it takes up to 64 KiB.
-///
-/// Results are those of the default floating-point environment, which Rust assumes everywhere: rounding to the nearest,
-/// and subnormals as they are.
-///
-/// # Errors
-/// Whatever is wrong with the arguments; the outputs are then untouched.
-pub fn decode(
-    problem: &Problem<'_>,
-    options: &Options,
-    workspace: &mut Workspace,
-    mut output: Output<'_>,
-) -> Result<(), Error> {
-    Plan::new(problem)?;
-    output.check(problem.q_dims(), &problem.shape)?;
-    for (cut, group) in row_groups(problem, PANELS) {
-        let mut stats = [Stats::default(); GROUP_ROWS];
-        let write = Write::to(&mut output, &mut stats);
-        decode_group(&cut, &group, options, workspace, write);
-        write_stats(&group, &stats, &mut output);
-    }
-    Ok(())
-}
-
-/// Attends the rows of `group` to all keys of its request, one range of the cut after the other. All
-/// was checked.
-pub fn decode_group(
-    cut: &Cut,
-    group: &Group<'_>,
-    options: &Options,
-    workspace: &mut Workspace,
-    write: Write<'_>,
-) {
-    let d_v = group.problem.shape.d_v;
-    let len = Partial::len(group.room(), d_v);
-    let Workspace {
-        tiles,
-        kv,
-        partials,
-    } = workspace;
-    let [mut part, mut earlier] = partials.each_mut().map(|p| &mut p[..len]);
-    let mut write = Some(write);
-    let last = cut.splits().len() - 1;
-    let mut packed = false;
-    for (split, keys) in cut.splits().enumerate() {
-        let prefetch_end = if split == last {
-            keys.end
-        } else {
-            group.problem.len(group.request)
-        };
-        let group = &Group {
-            keys,
-            prefetch_end,
-            ..group.clone()
-        };
-        options.backend_of(group).with(Task {
-            group,
-            options,
-            tiles,
-            kv,
-            packed,
-            partial: Partial::view(part, d_v),
-            earlier: (split > 0).then(|| Partial::view(earlier, d_v)),
-            write: write.take_if(|_| split == last),
-        });
-        packed |= group.sees_any();
-        mem::swap(&mut part, &mut earlier);
-    }
-}
-
 /// All rows in row groups of `panels` panels, in the order of tasks: each with its request's cut and the first of its KV splits.
 pub fn row_groups<'p>(
     problem: &'p Problem<'_>,
@@ -617,143 +765,4 @@ pub fn row_groups<'p>(
             (cut.clone(), group)
         })
     })
-}
-
-/// Computes task `task` of the plan into its `partial` of
-/// [`partial_len`](Plan::partial_len) numbers.
-///
-/// Tasks are independent: any thread may run any of them, in any order.
-///
-/// # Errors
-/// Whatever is wrong with the arguments, a plan made for another shape, or
-/// `task` out of range.
-pub fn run_task(
-    problem: &Problem<'_>,
-    options: &Options,
-    plan: &Plan,
-    task: usize,
-    workspace: &mut Workspace,
-    partial: &mut [f32],
-) -> Result<(), Error> {
-    problem.check_sizes()?;
-    plan.matches(problem)?;
-    // Without a task, the range is the empty 1..=0.
-    let none = usize::from(plan.tasks() == 0);
-    in_range(Argument::Task, task, none, plan.tasks().saturating_sub(1))?;
-    run_checked(problem, options, plan, task..task + 1, workspace, partial)
-}
-
-/// Computes some neighbouring tasks of the plan, as [`run_task`] does each, into `partials`:
-/// [`partial_len`](Plan::partial_len) numbers for each, one after the other.
-///
-/// The arguments are checked and the first task is looked for once, each in time proportional to `b`: that counts where tasks
-/// are small and requests many.
-///
-/// # Errors
-/// Whatever is wrong with the arguments, a plan made for another problem, or `tasks` out of
-/// range; `partials` is then untouched.
-pub fn run_tasks(
-    problem: &Problem<'_>,
-    options: &Options,
-    plan: &Plan,
-    tasks: Range<usize>,
-    workspace: &mut Workspace,
-    partials: &mut [f32],
-) -> Result<(), Error> {
-    problem.check_sizes()?;
-    plan.matches(problem)?;
-    in_range(Argument::Task, tasks.end, 0, plan.tasks())?;
-    in_range(Argument::Task, tasks.start, 0, tasks.end)?;
-    run_checked(problem, options, plan, tasks, workspace, partials)
-}
-
-/// Tasks of a plan that matches the problem, whose sizes were checked.
-fn run_checked(
-    problem: &Problem<'_>,
-    options: &Options,
-    plan: &Plan,
-    tasks: Range<usize>,
-    workspace: &mut Workspace,
-    partials: &mut [f32],
-) -> Result<(), Error> {
-    let (len, each) = (partials.len(), plan.partial_len());
-    let needed = tasks.len().saturating_mul(each);
-    let partials = partials.get_mut(..needed).ok_or(Error::TooShort {
-        argument: Argument::Partials,
-        len,
-        needed,
-    })?;
-    // Before anything is written. Neighbours often are of the same request.
-    let mut checked = None;
-    for group in plan.groups(problem, tasks.clone()) {
-        if checked != Some(group.request) {
-            problem.check_pages(group.request)?;
-            checked = Some(group.request);
-        }
-    }
-    // The last whose queries were packed.
-    let mut before: Option<Group<'_>> = None;
-    for (group, partial) in plan.groups(problem, tasks).zip(partials.chunks_mut(each)) {
-        let packed = (before.as_ref()).is_some_and(|before| before.same_rows(&group));
-        run_group(&group, packed, options, workspace, partial);
-        if group.sees_any() {
-            before = Some(group);
-        }
-    }
-    Ok(())
-}
-
-/// Computes a task, of which all was checked; the workspace may hold the `packed` queries of its rows.
-pub fn run_group(
-    group: &Group<'_>,
-    packed: bool,
-    options: &Options,
-    workspace: &mut Workspace,
-    partial: &mut [f32],
-) {
-    options.backend_of(group).with(Task {
-        group,
-        options,
-        tiles: &mut workspace.tiles,
-        kv: &mut workspace.kv,
-        packed,
-        partial: Partial::view(partial, group.problem.shape.d_v),
-        earlier: None,
-        write: None,
-    });
-}
-
-/// Merges the results of all tasks, in the order of the keys, and writes
-/// the outputs.
-///
-/// `partials` holds [`partial_len`](Plan::partial_len) numbers for each task, one
-/// after the other; it is used up.
-///
-/// # Errors
-/// Whatever is wrong with the arguments; the outputs are then untouched.
-pub fn combine(
-    problem: &Problem<'_>,
-    plan: &Plan,
-    mut partials: &mut [f32],
-    mut output: Output<'_>,
-) -> Result<(), Error> {
-    plan.check(problem)?;
-    output.check(problem.q_dims(), &problem.shape)?;
-    plan.check_partials(partials)?;
-    let (d_v, len) = (problem.shape.d_v, plan.partial_len());
-    // Every backend adds to the same bits.
-    let backend = Backend::detect();
-    for (cut, group) in row_groups(problem, plan.panels()) {
-        let own = partials.split_off_mut(..cut.splits().len() * len);
-        let own = own.unwrap_or_default();
-        let mut stats = [Stats::default(); GROUP_ROWS];
-        for panel in 0..group.panels() {
-            let parts = own.chunks_mut(len);
-            let parts = parts.map(|memory| Partial::view(memory, d_v).panel(panel));
-            let write = Write::to(&mut output, &mut stats);
-            merge_panel(backend, &group, panel, parts, write);
-        }
-        write_stats(&group, &stats, &mut output);
-    }
-    Ok(())
 }

@@ -1,8 +1,13 @@
-//! A plan on rayon: the same bits for any number of threads.
+//! A plan on rayon and on other pools: the same bits for any number of threads.
 
 mod common;
 
-use amla::{Argument, Elements, Error, Options, Output, Plan, Workspace, decode, decode_on_rayon};
+use std::thread;
+
+use amla::{
+    Argument, Elements, Error, Options, Output, ParallelFor, Plan, Rayon, Workspace, decode,
+    decode_on,
+};
 use common::{Case, backends, normal, workspace};
 use half::{bf16, f16};
 use rayon::ThreadPoolBuilder;
@@ -13,6 +18,9 @@ fn ragged() -> Case {
     case.causal = true;
     case
 }
+
+/// Threads to plan for, where as many tasks as possible are wanted.
+const MANY: usize = 1 << 20;
 
 /// Ragged requests, rows enough for three threads (the last of them few, one not finite; a value that isn't), and too few for two.
 #[test]
@@ -45,11 +53,11 @@ fn any_number_of_threads() {
             ..Output::dense(case.shape, Elements::F32(&mut o), &mut lse)
         };
         decode(&problem, &options, &mut workspace(), output).unwrap();
-        let plan = Plan::new(&problem).unwrap();
-        for threads in [1, 2, 3, 7] {
+        for (threads, planned) in [(1, 1), (2, 2), (3, MANY), (7, 7)] {
+            let plan = Plan::for_threads(&problem, planned).unwrap();
             let pool = ThreadPoolBuilder::new().num_threads(threads).build();
             let mut workspaces: Vec<Box<Workspace>> = (0..threads).map(|_| workspace()).collect();
-            let mut partials = vec![f32::NAN; plan.tasks() * plan.partial_len()];
+            let mut partials = vec![f32::NAN; plan.partials_len()];
             let (mut o, mut lse) = (vec![0.0; want_o.len()], vec![0.0; want_lse.len()]);
             let mut max = vec![0.0; want_max.len()];
             let output = Output {
@@ -58,7 +66,8 @@ fn any_number_of_threads() {
             };
             pool.unwrap()
                 .install(|| {
-                    decode_on_rayon(
+                    decode_on(
+                        &Rayon,
                         &problem,
                         &options,
                         &plan,
@@ -76,8 +85,7 @@ fn any_number_of_threads() {
     }
 }
 
-/// Panels are written by several threads where the output has their order, and by one where not: the
-/// same bits either way, and nothing between rows.
+/// The same bits wherever rows are, and nothing between them.
 #[test]
 fn outputs_of_any_order_and_format() {
     let pool = ThreadPoolBuilder::new().num_threads(2).build().unwrap();
@@ -111,10 +119,11 @@ fn outputs_of_any_order_and_format() {
                     ..Output::dense(case.shape, o, &mut lse)
                 };
                 if on_rayon {
-                    let mut partials = vec![f32::NAN; plan.tasks() * plan.partial_len()];
+                    let mut partials = vec![f32::NAN; plan.partials_len()];
                     let mut workspaces = [workspace(), workspace()];
                     pool.install(|| {
-                        decode_on_rayon(
+                        decode_on(
+                            &Rayon,
                             &problem,
                             options,
                             &plan,
@@ -146,6 +155,62 @@ fn outputs_of_any_order_and_format() {
     }
 }
 
+/// One thread, from the last number on.
+struct Backwards;
+
+impl ParallelFor for Backwards {
+    fn parallel_for(&self, n: usize, body: &(dyn Fn(usize) + Sync)) {
+        (0..n).rev().for_each(body);
+    }
+}
+
+/// A thread for each number.
+struct Spawned;
+
+impl ParallelFor for Spawned {
+    fn parallel_for(&self, n: usize, body: &(dyn Fn(usize) + Sync)) {
+        thread::scope(|scope| {
+            for i in 0..n {
+                scope.spawn(move || body(i));
+            }
+        });
+    }
+}
+
+#[test]
+fn pools_of_any_kind() {
+    let long = Case::new(1, 1, 9000, 70, (64, 64));
+    for case in [ragged(), long] {
+        let problem = case.problem();
+        let options = Options::default();
+        let want = case.run(&options);
+        for (pool, planned) in [&Backwards as &dyn ParallelFor, &Spawned]
+            .into_iter()
+            .flat_map(|pool| [1, 4, MANY].map(|planned| (pool, planned)))
+        {
+            let plan = Plan::for_threads(&problem, planned).unwrap();
+            assert!(planned != MANY || plan.partial_tasks() > 0);
+            for threads in [1, 2, 5] {
+                let mut workspaces: Vec<_> = (0..threads).map(|_| workspace()).collect();
+                let mut partials = vec![f32::NAN; plan.partials_len()];
+                let (mut o, mut lse) = (vec![0.0; want.0.len()], vec![0.0; want.1.len()]);
+                let output = Output::dense(case.shape, Elements::F32(&mut o), &mut lse);
+                decode_on(
+                    pool,
+                    &problem,
+                    &options,
+                    &plan,
+                    &mut workspaces,
+                    &mut partials,
+                    output,
+                )
+                .unwrap();
+                assert!((o, lse) == want, "for {planned}, on {threads}");
+            }
+        }
+    }
+}
+
 #[test]
 fn bad_arguments_touch_nothing() {
     let case = ragged();
@@ -153,12 +218,13 @@ fn bad_arguments_touch_nothing() {
     let plan = Plan::new(&problem).unwrap();
     let other = Case::new(1, 1, 10, 1, (128, 128));
     let other_plan = Plan::new(&other.problem()).unwrap();
-    let room = plan.tasks() * plan.partial_len();
+    let room = plan.partials_len();
     let run = |plan: &Plan, workspaces: usize, partials: usize| {
         let (mut o, mut lse) = (vec![7.0; case.sizes().0], vec![7.0; case.sizes().1]);
         let output = Output::dense(case.shape, Elements::F32(&mut o), &mut lse);
         let mut workspaces: Vec<_> = (0..workspaces).map(|_| workspace()).collect();
-        let error = decode_on_rayon(
+        let error = decode_on(
+            &Rayon,
             &problem,
             &Options::default(),
             plan,

@@ -9,7 +9,8 @@ use std::io::Write;
 use amla::format::{FP8_ROW, MODEL1_ROW, MODEL1_SCALES, encode_fp8, encode_model1};
 use amla::{
     Argument, Backend, Data, Elements, Error, Extra, IndexList, Indices, Options, Output, Pages,
-    Plan, Problem, ProblemShape, Sparse, TailMask, TensorRef, combine, decode, reference, run_task,
+    Plan, Problem, ProblemShape, SharedOutput, Sparse, TailMask, TensorRef, decode, reference,
+    run_tasks,
 };
 use common::{Case, modes, normal, workspace};
 use half::bf16;
@@ -437,14 +438,10 @@ fn tasks(backend: Backend) {
     let want = common::run(&problem, chosen.sizes(), &options);
     let plan = Plan::new(&problem).unwrap();
     assert!(plan.tasks() > 4, "{}", plan.tasks());
-    let mut partials = vec![f32::NAN; plan.tasks() * plan.partial_len()];
-    let parts = partials.chunks_mut(plan.partial_len()).enumerate();
-    for (task, partial) in parts.rev() {
-        run_task(&problem, &options, &plan, task, &mut workspace(), partial).unwrap();
-    }
+    assert!(plan.partial_tasks() > 0);
     let (mut o, mut lse) = (vec![0.0; want.0.len()], vec![0.0; want.1.len()]);
     let output = Output::dense(problem.shape, Elements::F32(&mut o), &mut lse);
-    combine(&problem, &plan, &mut partials, output).unwrap();
+    common::run_plan(&problem, &options, &plan, (0..plan.tasks()).rev(), output).unwrap();
     assert_eq!((o, lse), want);
 }
 
@@ -581,11 +578,11 @@ fn refusals() {
     other.sparse.as_mut().unwrap().indices.topk_length = Some(&lengths);
     let plan = Plan::new(&other).unwrap();
     let mut partial = vec![0.0; plan.partial_len()];
-    let refused = run_task(
+    let refused = common::run_unseen(
         &good,
         &Options::default(),
         &plan,
-        0,
+        0..1,
         &mut workspace(),
         &mut partial,
     );
@@ -633,31 +630,30 @@ fn huge_shapes_are_planned_at_once() {
         });
         let plan = Plan::new(&problem).unwrap();
         assert_eq!(plan.tasks(), shape.b * shape.s_q);
-        // The last task is found as quickly, with lengths or without.
-        let mut partial = vec![0.0; plan.partial_len()];
-        let last = plan.tasks() - 1;
-        let options = Options::default();
-        run_task(
-            &problem,
-            &options,
-            &plan,
-            last,
-            &mut workspace(),
-            &mut partial,
-        )
-        .unwrap();
+        // The last task is refused as quickly, with lengths or without: no memory has its rows.
+        let refuse = |problem: &Problem, plan: &Plan| {
+            let (mut o, mut lse) = (vec![0.0; 64], vec![0.0; 1]);
+            let output = Output::dense(shape, Elements::F32(&mut o), &mut lse);
+            let (last, output) = (plan.tasks() - 1, &SharedOutput::from(output));
+            let (tasks, options) = (last..last + 1, Options::default());
+            let memory = &mut workspace();
+            let refused = run_tasks(problem, &options, plan, tasks, memory, &mut [], output);
+            let no_room = Error::TooShort {
+                argument: Argument::O,
+                len: 64,
+                needed: shape.s_q.saturating_mul(64),
+            };
+            let overflow = Error::Overflow {
+                argument: Argument::O,
+                dimension: 0,
+            };
+            let want = if shape.b == 1 { no_room } else { overflow };
+            assert_eq!(refused, Err(want));
+        };
+        refuse(&problem, &plan);
         if shape.b == 1 {
             problem.sparse.as_mut().unwrap().indices.topk_length = Some(&[1]);
-            let plan = Plan::new(&problem).unwrap();
-            run_task(
-                &problem,
-                &options,
-                &plan,
-                last,
-                &mut workspace(),
-                &mut partial,
-            )
-            .unwrap();
+            refuse(&problem, &Plan::new(&problem).unwrap());
         }
         problem.sparse = None;
         problem.shape.s_k = 0;

@@ -3,9 +3,11 @@
 use std::sync::Mutex;
 use std::thread;
 
-use amla::{Elements, Error, Options, Plan, Problem, Workspace, combine, decode, run_task};
-use rand::SeedableRng;
+use amla::{
+    Elements, Error, Options, Plan, Problem, SharedOutput, Workspace, combine, decode, run_tasks,
+};
 use rand::seq::SliceRandom;
+use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::common::workspace;
@@ -37,13 +39,20 @@ impl Crew {
     /// # Errors
     /// The library refuses it.
     pub fn run(&mut self, problem: &Problem, options: &Options) -> Result<usize, Error> {
-        let plan = Plan::new(problem)?;
-        let len = plan.partial_len();
-        if self.partials.len() < plan.tasks() * len {
-            self.partials.resize(plan.tasks() * len, PATTERN);
+        // Few long tasks, or many short ones.
+        let threads = self.workspaces.len() * self.rng.random_range(1..=16);
+        let plan = Plan::for_threads(problem, threads)?;
+        if self.partials.len() < plan.partials_len() {
+            self.partials.resize(plan.partials_len(), PATTERN);
         }
-        let partials = &mut self.partials[..plan.tasks() * len];
-        let mut tasks: Vec<_> = partials.chunks_mut(len.max(1)).enumerate().collect();
+        poisoned(&mut self.o, rows(problem) * problem.shape.d_v);
+        poisoned(&mut self.lse, rows(problem));
+        let o = Elements::F32(&mut self.o);
+        let output = &SharedOutput::from(output(problem, o, &mut self.lse));
+        let partials = &mut self.partials[..plan.partials_len()];
+        let memories = partials.chunks_mut(plan.partial_len());
+        let memories = memories.chain(std::iter::repeat_with(Default::default));
+        let mut tasks: Vec<_> = (0..plan.tasks()).zip(memories).collect();
         tasks.shuffle(&mut self.rng);
         let tasks = &Mutex::new(tasks);
         let next = || tasks.lock().ok()?.pop();
@@ -54,7 +63,8 @@ impl Crew {
                 .map(|workspace| {
                     scope.spawn(|| {
                         while let Some((task, partial)) = next() {
-                            run_task(problem, options, &plan, task, workspace, partial)?;
+                            let tasks = task..task + 1;
+                            run_tasks(problem, options, &plan, tasks, workspace, partial, output)?;
                         }
                         Ok(())
                     })
@@ -63,10 +73,18 @@ impl Crew {
             let mut ends = threads.into_iter().map(|thread| thread.join());
             ends.try_for_each(|end| end.expect("a task panicked"))
         })?;
-        poisoned(&mut self.o, rows(problem) * problem.shape.d_v);
-        poisoned(&mut self.lse, rows(problem));
-        let o = Elements::F32(&mut self.o);
-        combine(problem, &plan, partials, output(problem, o, &mut self.lse))?;
+        let (threads, partials) = (self.workspaces.len(), &self.partials[..]);
+        let start = |i: usize| plan.combined_rows() * i / threads;
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0..threads)
+                .map(|i| {
+                    let rows = start(i)..start(i + 1);
+                    scope.spawn(move || combine(problem, &plan, rows, partials, output))
+                })
+                .collect();
+            let mut ends = threads.into_iter().map(|thread| thread.join());
+            ends.try_for_each(|end| end.expect("a merge panicked"))
+        })?;
         Ok(plan.tasks())
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use amla::{
-    Elements, Error, Options, Output, Plan, Problem, ProblemShape, Workspace, decode_on_rayon,
+    Elements, Error, Options, Output, Plan, Problem, ProblemShape, Rayon, Workspace, decode_on,
 };
 use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 
@@ -71,13 +71,17 @@ impl Engine {
         let Some(pool) = &self.pool else {
             return amla::decode(problem, options, &mut self.workspaces[0], output);
         };
-        let plan = Plan::new(problem)?;
-        let len = plan.tasks() * plan.partial_len();
+        let plan = Plan::for_threads(problem, self.workspaces.len())?;
+        let len = plan.partials_len();
         if self.partials.len() < len {
             self.partials.resize(len, 0.0);
         }
         let (workspaces, partials) = (&mut self.workspaces, &mut self.partials);
-        pool.install(|| decode_on_rayon(problem, options, &plan, workspaces, partials, output))
+        pool.install(|| {
+            decode_on(
+                &Rayon, problem, options, &plan, workspaces, partials, output,
+            )
+        })
     }
 
     /// Runs `problem`, of `flop` floating-point operations, for about `budget` and at least once.
@@ -162,7 +166,7 @@ impl Engine {
 
     /// GFLOP/s of the backend's multiply-add on registers, on all threads
     /// at once for about `duration`.
-    fn peak_gflops(&self, duration: Duration) -> f64 {
+    pub fn peak_gflops(&self, duration: Duration) -> f64 {
         let ready = Barrier::new(self.threads());
         let work = || {
             // Each thread has its own clock: waking up and waiting for other threads don't count.

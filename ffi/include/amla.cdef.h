@@ -152,7 +152,10 @@ struct amla_plan_info {
     size_t tasks;
     size_t partial_len;
     size_t partials_len;
+    size_t partial_tasks;
+    size_t combined_rows;
 };
+typedef void (*amla_parallel_for)(void *pool, size_t n, void (*body)(void *arg, size_t i), void *arg);
 struct amla_part {
     uint32_t struct_size;
     uint32_t reserved;
@@ -224,6 +227,11 @@ amla_status amla_plan(const struct amla_call *call,
                       void *plan,
                       size_t plan_size,
                       struct amla_error_detail *detail);
+amla_status amla_plan_for_threads(const struct amla_call *call,
+                                  size_t threads,
+                                  void *plan,
+                                  size_t plan_size,
+                                  struct amla_error_detail *detail);
 amla_status amla_plan_query(const void *plan,
                             size_t plan_size,
                             struct amla_plan_info *info,
@@ -259,9 +267,27 @@ amla_status amla_run_tasks(const struct amla_call *call,
 amla_status amla_combine(const struct amla_call *call,
                          const void *plan,
                          size_t plan_size,
-                         float *partials,
+                         const float *partials,
                          size_t partials_len,
                          struct amla_error_detail *detail);
+amla_status amla_combine_rows(const struct amla_call *call,
+                              const void *plan,
+                              size_t plan_size,
+                              size_t begin,
+                              size_t end,
+                              const float *partials,
+                              size_t partials_len,
+                              struct amla_error_detail *detail);
+amla_status amla_run_parallel(const struct amla_call *call,
+                              const void *plan,
+                              size_t plan_size,
+                              amla_parallel_for parallel_for,
+                              void *pool,
+                              void *workspaces,
+                              size_t workspaces_size,
+                              float *partials,
+                              size_t partials_len,
+                              struct amla_error_detail *detail);
 amla_status amla_merge(size_t b,
                        size_t s_q,
                        size_t h_q,

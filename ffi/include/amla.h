@@ -430,11 +430,19 @@ struct amla_plan_info {
     uint32_t reserved AMLA_DEFAULT;
     // How many tasks there are.
     size_t tasks AMLA_DEFAULT;
-    // FP32 numbers that each task's result takes.
+    // FP32 numbers that each partial result takes.
     size_t partial_len AMLA_DEFAULT;
-    // FP32 numbers that all tasks' results take: tasks * partial_len, or SIZE_MAX where that is more.
+    // FP32 numbers that all partial results take: partial_tasks * partial_len, or SIZE_MAX where that is more.
     size_t partials_len AMLA_DEFAULT;
+    // How many tasks have partial results: the first ones. The others write O and lse.
+    size_t partial_tasks AMLA_DEFAULT;
+    // Rows whose partial results are to be combined.
+    size_t combined_rows AMLA_DEFAULT;
 };
+
+// Calls its second argument with the fourth and each number below the first, once, on any threads in any order, and returns when
+// all calls have.
+typedef void (*amla_parallel_for)(void *pool, size_t n, void (*body)(void *arg, size_t i), void *arg);
 
 // A result over some of the keys: O in FP32 and lse, with the strides and lengths of
 // the output that it is merged into.
@@ -678,11 +686,7 @@ amla_status amla_plan_size(const struct amla_call *call,
                            size_t *size,
                            struct amla_error_detail *detail);
 
-// Cuts a call into tasks.
-//
-// The plan is numbers only: it may be copied, moved and stored. It serves every call with the
-// same shape and lengths (window, topk and split_keys included), from layer to layer. Results are
-// those of amla_run() to the bit, for any number of threads.
+// Cuts a call into tasks for some threads: amla_plan_for_threads() for 16.
 //
 // @param call What is to be computed; its output isn't looked at.
 // @param plan Where the plan goes; any alignment.
@@ -693,6 +697,24 @@ amla_status amla_plan(const struct amla_call *call,
                       void *plan,
                       size_t plan_size,
                       struct amla_error_detail *detail);
+
+// Cuts a call into tasks for a number of threads. Any number may run them; of this number none should wait long for the others.
+//
+// The plan is numbers only: it may be copied, moved and stored. It serves every call with the
+// same shape and lengths (window, topk and split_keys included), from layer to layer. Results are
+// those of amla_run() to the bit, for any number of threads.
+//
+// @param call What is to be computed; its output isn't looked at.
+// @param threads How many threads will run the tasks.
+// @param plan Where the plan goes; any alignment.
+// @param plan_size Bytes there, at least what amla_plan_size() says.
+// @param detail Null, or where the reason goes if the call is refused.
+// @return AMLA_OK, or whatever is wrong with the arguments; then nothing was written.
+amla_status amla_plan_for_threads(const struct amla_call *call,
+                                  size_t threads,
+                                  void *plan,
+                                  size_t plan_size,
+                                  struct amla_error_detail *detail);
 
 // Tells how many tasks a plan has, and how much memory their results take.
 //
@@ -771,22 +793,22 @@ amla_status amla_mla_decode(const uint16_t *q,
 // Computes tasks begin, begin + 1, ..., end - 1 of a plan.
 //
 // Any number of threads may do so at the same time, for disjoint ranges and with a workspace
-// each. Tasks have no order. A call touches only its own tasks'
-// part of `partials`, from begin * partial_len on. When all tasks are done, amla_combine()
-// merges the results.
+// each. Tasks have no order. The first partial_tasks of a plan have partial results: a call touches only its own tasks'
+// part of `partials`, from begin * partial_len on. The others write their rows of the output. When all tasks are done,
+// amla_combine() or amla_combine_rows() merges the partial results.
 //
-// @param call What is to be computed; its output isn't looked at.
+// @param call What is to be computed, and where results go.
 // @param plan What amla_plan() wrote for a call with this shape and these lengths.
 // @param plan_size Bytes of it.
 // @param begin The first task.
 // @param end One more than the last task.
 // @param workspace Memory to work in, this thread's alone, aligned to AMLA_WORKSPACE_ALIGN.
 // @param workspace_size Bytes there, at least what amla_workspace_size() says.
-// @param partials Where all tasks' results go; the same memory for all threads. It needn't be
+// @param partials Where all partial results go; the same memory for all threads. It needn't be
 //   initialised.
 // @param partials_len FP32 numbers there, at least what amla_plan_query() says.
 // @param detail Null, or where the reason goes if the call is refused; this thread's alone.
-// @return AMLA_OK, or whatever is wrong with the arguments; then `partials` is untouched.
+// @return AMLA_OK, or whatever is wrong with the arguments; then output and `partials` are untouched.
 amla_status amla_run_tasks(const struct amla_call *call,
                            const void *plan,
                            size_t plan_size,
@@ -798,21 +820,70 @@ amla_status amla_run_tasks(const struct amla_call *call,
                            size_t partials_len,
                            struct amla_error_detail *detail);
 
-// Merges the results of all tasks, in the order of the keys, and writes the outputs.
+// Merges all partial results, in the order of the keys, and writes their rows of the outputs.
 //
 // @param call What was computed, and where results go.
 // @param plan The plan that the tasks are of.
 // @param plan_size Bytes of it.
-// @param partials What amla_run_tasks() wrote for all tasks; it is used up.
+// @param partials What amla_run_tasks() wrote for all tasks.
 // @param partials_len FP32 numbers there, at least what amla_plan_query() says.
 // @param detail Null, or where the reason goes if the call is refused.
 // @return AMLA_OK, or whatever is wrong with the arguments; then the outputs are untouched.
 amla_status amla_combine(const struct amla_call *call,
                          const void *plan,
                          size_t plan_size,
-                         float *partials,
+                         const float *partials,
                          size_t partials_len,
                          struct amla_error_detail *detail);
+
+// Merges the partial results of rows begin, begin + 1, ..., end - 1 of a plan's combined_rows, in the order of the keys. Any
+// number of threads may do so at the same time, for disjoint ranges, when all tasks are done.
+//
+// @param call What was computed, and where results go.
+// @param plan The plan that the tasks are of.
+// @param plan_size Bytes of it.
+// @param begin The first row.
+// @param end One more than the last row.
+// @param partials What amla_run_tasks() wrote for all tasks.
+// @param partials_len FP32 numbers there, at least what amla_plan_query() says.
+// @param detail Null, or where the reason goes if the call is refused; this thread's alone.
+// @return AMLA_OK, or whatever is wrong with the arguments; then the outputs are untouched.
+amla_status amla_combine_rows(const struct amla_call *call,
+                              const void *plan,
+                              size_t plan_size,
+                              size_t begin,
+                              size_t end,
+                              const float *partials,
+                              size_t partials_len,
+                              struct amla_error_detail *detail);
+
+// A call of a plan on the caller's threads: as many as there are workspaces. Results are those of amla_run() to the bit.
+//
+// `parallel_for` is called once: OpenMP's loop, a thread pool's, a loop that starts threads. With amla_plan_for_threads() for this number of threads none should wait long for the others.
+//
+// @param call What is to be computed, and where results go.
+// @param plan What amla_plan() or amla_plan_for_threads() wrote for a call with this shape and these lengths.
+// @param plan_size Bytes of it.
+// @param parallel_for Calls `body` with `arg` and each number below `n`, once, on any threads in any order, and returns when
+//   all calls have.
+// @param pool What `parallel_for` gets first; may be null.
+// @param workspaces Memory to work in, aligned to AMLA_WORKSPACE_ALIGN, for all threads: one behind the other, each of the
+//   size that amla_workspace_size() says.
+// @param workspaces_size Bytes there, of one workspace at least.
+// @param partials Where partial results go. It needn't be initialised; null where there are none.
+// @param partials_len FP32 numbers there, at least what amla_plan_query() says.
+// @param detail Null, or where the reason goes if the call is refused.
+// @return AMLA_OK, or whatever is wrong with the arguments; then the outputs are untouched.
+amla_status amla_run_parallel(const struct amla_call *call,
+                              const void *plan,
+                              size_t plan_size,
+                              amla_parallel_for parallel_for,
+                              void *pool,
+                              void *workspaces,
+                              size_t workspaces_size,
+                              float *partials,
+                              size_t partials_len,
+                              struct amla_error_detail *detail);
 
 // Merges results over different keys of the same queries into `total`, which holds one of them.
 // Keys are a shared prefix and those behind it, or caches sharded over devices or processes.

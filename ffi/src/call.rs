@@ -5,7 +5,8 @@ use core::ffi::{c_char, c_void};
 use amla::format::{Q4_0, Q8_0};
 use amla::{
     Backend, BackendId, Data, Elements, EmptyLse, IndexList, Inputs, Lse, LseBase, Options, Pages,
-    Precision, Problem, ProblemShape, Rescale, Sparse, Split, TailMask,
+    Precision, Problem, ProblemShape, Rescale, SharedElements, SharedOutput, Sparse, Split,
+    TailMask,
 };
 use half::{bf16, f16};
 
@@ -555,6 +556,31 @@ impl Results {
         };
         let len = |rows: &Option<Written<f32>>| rows.as_ref().map(Written::len);
         [Some(o), len(&self.lse), len(&self.max_logits)]
+    }
+
+    /// # Safety
+    /// As [`Written::share`], for the memory of all outputs.
+    pub unsafe fn share<'a>(self) -> SharedOutput<'a> {
+        // SAFETY: needs what this function's contract promises.
+        let o = unsafe {
+            match self.o {
+                Buffer::Bf16(o) => SharedElements::Bf16(o.share()),
+                Buffer::F16(o) => SharedElements::F16(o.share()),
+                Buffer::F32(o) => SharedElements::F32(o.share()),
+            }
+        };
+        SharedOutput {
+            o,
+            o_strides: self.o_strides,
+            // SAFETY: needs what this function's contract promises.
+            lse: self.lse.map(|lse| unsafe { lse.share() }),
+            lse_strides: self.lse_strides,
+            // SAFETY: needs what this function's contract promises.
+            max_logits: self
+                .max_logits
+                .map(|max_logits| unsafe { max_logits.share() }),
+            lse_format: self.format,
+        }
     }
 
     /// # Safety

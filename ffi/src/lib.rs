@@ -42,6 +42,7 @@ mod fault;
 mod info;
 mod layout;
 mod memory;
+mod merge;
 mod report;
 mod run;
 mod types;

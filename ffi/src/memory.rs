@@ -5,6 +5,7 @@
 //! nobody else touches the outputs.
 
 use core::mem::{MaybeUninit, align_of, size_of};
+use core::sync::atomic::{AtomicU16, AtomicU32};
 
 use crate::fault::Fault;
 
@@ -58,7 +59,7 @@ structs!(
     Extra,
     Output from max_logits,
     Call from v_offset,
-    PlanInfo,
+    PlanInfo from partial_tasks,
     Part from max_logits,
     ErrorDetail,
     CapabilitySet
@@ -97,7 +98,7 @@ pub struct Regions {
 
 impl Regions {
     const MAX: usize = 48;
-    const MAX_WRITTEN: usize = 4;
+    const MAX_WRITTEN: usize = 5;
     const NONE: Region = Region {
         argument: "",
         start: 0,
@@ -329,6 +330,44 @@ impl<T: Number> Written<T> {
     }
 }
 
+impl<T: Number> Written<T> {
+    /// The memory as atomics, which several calls may write at the same time.
+    ///
+    /// # Safety
+    /// The memory has `len` elements that nobody touches during `'a` but calls that have it by this function; the regions that
+    /// it was entered in were checked.
+    pub unsafe fn share<'a, A>(self) -> &'a [A]
+    where
+        T: Atomic<As = A>,
+    {
+        const { assert!(size_of::<A>() == size_of::<T>() && align_of::<A>() == align_of::<T>()) };
+        if self.len == 0 {
+            return &[];
+        }
+        // SAFETY: not null, aligned and of a possible size (`new`, and above). An atomic has the bits of its integer, and any are
+        // valid. Nothing else of the call is in it (`Regions::check`), and others touch it as atomics (this function's contract).
+        unsafe { core::slice::from_raw_parts(self.memory.cast(), self.len) }
+    }
+}
+
+/// Numbers that several threads write.
+pub trait Atomic: Number {
+    /// With the same bits.
+    type As;
+}
+
+impl Atomic for f32 {
+    type As = AtomicU32;
+}
+
+impl Atomic for half::bf16 {
+    type As = AtomicU16;
+}
+
+impl Atomic for half::f16 {
+    type As = AtomicU16;
+}
+
 /// The `struct_size` of a caller's struct, if it is one that the struct has or had; nothing else of it is read.
 ///
 /// # Safety
@@ -390,7 +429,7 @@ pub unsafe fn read_optional<T: Struct>(
     unsafe { read(regions, argument, memory) }.map(Some)
 }
 
-/// Fills a struct of the caller's whose `struct_size` is right.
+/// Fills a struct of the caller's whose `struct_size` is right, as far as its version goes.
 ///
 /// # Safety
 /// As [`sized`]; nobody else touches the memory.
@@ -399,11 +438,15 @@ pub unsafe fn fill<T: Struct>(
     memory: *mut T,
     value: T,
 ) -> Result<(), Fault> {
-    const { assert!(T::FIRST == size_of::<T>()) };
     // SAFETY: needs what this function's contract promises.
-    unsafe { sized(argument, memory.cast_const()) }?;
-    // SAFETY: not null, aligned, as long as the type, which has had one size (`sized`); the caller's to be written.
-    unsafe { memory.write(value) };
+    let size = unsafe { sized(argument, memory.cast_const()) }?;
+    let bytes = (&raw const value).cast::<u8>();
+    // SAFETY: not null, as long as it says, at most as the type (`sized`), and the caller's to be written. Its size stays.
+    unsafe {
+        let first = size_of::<u32>();
+        let to = memory.cast::<u8>().add(first);
+        bytes.add(first).copy_to_nonoverlapping(to, size - first);
+    }
     Ok(())
 }
 

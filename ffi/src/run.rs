@@ -1,14 +1,15 @@
-//! Planning, running, combining, merging.
+//! Planning, running, combining.
 
 use core::ffi::c_void;
-use core::ptr;
+use core::ops::Range;
+use core::{ptr, slice};
 
-use amla::{Part, Plan, ProblemShape, Workspace, combine, decode, merge, run_tasks};
+use amla::{ParallelFor, Plan, Workspace, combine, decode, decode_on, run_tasks};
 
 use crate::call::{options, output, problem, read_call};
-use crate::choice::Known;
+use crate::environment;
 use crate::fault::Fault;
-use crate::memory::{Regions, Written, blank, fill, put, read, sized, slice};
+use crate::memory::{self, Regions, Written, blank, fill, put, sized};
 use crate::report::report;
 use crate::types::{self, Call, ErrorDetail, Output, PlanInfo, Status, Tensor};
 
@@ -17,6 +18,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"amlaplan");
 /// Its words: the magic number, the interface's version, the plan's own.
 const WORDS: usize = Plan::WORDS + 2;
 const PLAN_SIZE: usize = 8 * WORDS;
+/// Threads that a call is planned for where the caller doesn't say.
+const THREADS: usize = 16;
 
 const _: () = assert!(PLAN_SIZE <= types::AMLA_PLAN_MAX);
 const _: () = assert!(size_of::<Workspace>() <= types::AMLA_WORKSPACE_MAX);
@@ -42,7 +45,7 @@ pub unsafe extern "C" fn amla_plan_size(
     let body = || {
         let mut regions = Regions::new();
         // SAFETY: the caller's pointers are as documented: this function's contract.
-        unsafe { planned(&mut regions, call) }?;
+        unsafe { planned(&mut regions, call, THREADS) }?;
         // SAFETY: the caller's pointers are as documented: this function's contract.
         unsafe { answer(&mut regions, size, PLAN_SIZE) }
     };
@@ -50,11 +53,7 @@ pub unsafe extern "C" fn amla_plan_size(
     unsafe { report(detail, body) }
 }
 
-/// Cuts a call into tasks.
-///
-/// The plan is numbers only: it may be copied, moved and stored. It serves every call with the
-/// same shape and lengths (window, topk and split_keys included), from layer to layer. Results are
-/// those of amla_run() to the bit, for any number of threads.
+/// Cuts a call into tasks for some threads: amla_plan_for_threads() for 16.
 ///
 /// @param call What is to be computed; its output isn't looked at.
 /// @param plan Where the plan goes; any alignment.
@@ -71,10 +70,37 @@ pub unsafe extern "C" fn amla_plan(
     plan_size: usize,
     detail: *mut ErrorDetail,
 ) -> Status {
+    // SAFETY: needs what this function's contract promises.
+    unsafe { amla_plan_for_threads(call, THREADS, plan, plan_size, detail) }
+}
+
+/// Cuts a call into tasks for a number of threads. Any number may run them; of this number none should wait long for the others.
+///
+/// The plan is numbers only: it may be copied, moved and stored. It serves every call with the
+/// same shape and lengths (window, topk and split_keys included), from layer to layer. Results are
+/// those of amla_run() to the bit, for any number of threads.
+///
+/// @param call What is to be computed; its output isn't looked at.
+/// @param threads How many threads will run the tasks.
+/// @param plan Where the plan goes; any alignment.
+/// @param plan_size Bytes there, at least what amla_plan_size() says.
+/// @param detail Null, or where the reason goes if the call is refused.
+/// @return AMLA_OK, or whatever is wrong with the arguments; then nothing was written.
+///
+/// # Safety
+/// Pointers are as documented with what they point to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amla_plan_for_threads(
+    call: *const Call,
+    threads: usize,
+    plan: *mut c_void,
+    plan_size: usize,
+    detail: *mut ErrorDetail,
+) -> Status {
     let body = || {
         let mut regions = Regions::new();
         // SAFETY: the caller's pointers are as documented: this function's contract.
-        let planned = unsafe { planned(&mut regions, call) }?;
+        let planned = unsafe { planned(&mut regions, call, threads) }?;
         let memory = Written::new(&mut regions, "plan", plan.cast::<u8>(), plan_size)?;
         regions.check()?;
         enough("plan", plan_size, PLAN_SIZE)?;
@@ -116,14 +142,13 @@ pub unsafe extern "C" fn amla_plan_query(
         unsafe { sized("info", info.cast_const()) }?;
         regions.write("info", info.cast_const(), 1);
         regions.check()?;
-        let (tasks, partial_len) = (plan.tasks(), plan.partial_len());
         let value = PlanInfo {
-            struct_size: INFO_SIZE,
-            reserved: 0,
-            tasks,
-            partial_len,
-            // Where that is more than there are numbers for, no memory will do.
-            partials_len: tasks.saturating_mul(partial_len),
+            tasks: plan.tasks(),
+            partial_len: plan.partial_len(),
+            partials_len: plan.partials_len(),
+            partial_tasks: plan.partial_tasks(),
+            combined_rows: plan.combined_rows(),
+            ..blank()
         };
         // SAFETY: the caller's pointers are as documented: this function's contract.
         unsafe { fill("info", info, value) }
@@ -131,9 +156,6 @@ pub unsafe extern "C" fn amla_plan_query(
     // SAFETY: the caller's pointers are as documented: this function's contract.
     unsafe { report(detail, body) }
 }
-
-#[expect(clippy::cast_possible_truncation, reason = "a few bytes")]
-const INFO_SIZE: u32 = size_of::<PlanInfo>() as u32;
 
 /// Tells how many bytes of memory a thread works in, aligned to AMLA_WORKSPACE_ALIGN.
 ///
@@ -156,7 +178,7 @@ pub unsafe extern "C" fn amla_workspace_size(
     let body = || {
         let mut regions = Regions::new();
         // SAFETY: the caller's pointers are as documented: this function's contract.
-        unsafe { planned(&mut regions, call) }?;
+        unsafe { planned(&mut regions, call, THREADS) }?;
         // SAFETY: the caller's pointers are as documented: this function's contract.
         unsafe { answer(&mut regions, size, size_of::<Workspace>()) }
     };
@@ -300,7 +322,7 @@ unsafe fn run(
     let options = unsafe { options(&call) }?;
     // SAFETY: the caller's pointers are as documented: this function's contract.
     let output = unsafe { output(&mut regions, call.output) }?;
-    let workspace = working(&mut regions, workspace, workspace_size)?;
+    let workspace = working(&mut regions, workspace, workspace_size, 1)?;
     regions.check()?;
     // SAFETY: the regions were checked; that nobody else touches outputs and workspace
     // meanwhile is this function's contract.
@@ -312,22 +334,22 @@ unsafe fn run(
 /// Computes tasks begin, begin + 1, ..., end - 1 of a plan.
 ///
 /// Any number of threads may do so at the same time, for disjoint ranges and with a workspace
-/// each. Tasks have no order. A call touches only its own tasks'
-/// part of `partials`, from begin * partial_len on. When all tasks are done, amla_combine()
-/// merges the results.
+/// each. Tasks have no order. The first partial_tasks of a plan have partial results: a call touches only its own tasks'
+/// part of `partials`, from begin * partial_len on. The others write their rows of the output. When all tasks are done,
+/// amla_combine() or amla_combine_rows() merges the partial results.
 ///
-/// @param call What is to be computed; its output isn't looked at.
+/// @param call What is to be computed, and where results go.
 /// @param plan What amla_plan() wrote for a call with this shape and these lengths.
 /// @param plan_size Bytes of it.
 /// @param begin The first task.
 /// @param end One more than the last task.
 /// @param workspace Memory to work in, this thread's alone, aligned to AMLA_WORKSPACE_ALIGN.
 /// @param workspace_size Bytes there, at least what amla_workspace_size() says.
-/// @param partials Where all tasks' results go; the same memory for all threads. It needn't be
+/// @param partials Where all partial results go; the same memory for all threads. It needn't be
 ///   initialised.
 /// @param partials_len FP32 numbers there, at least what amla_plan_query() says.
 /// @param detail Null, or where the reason goes if the call is refused; this thread's alone.
-/// @return AMLA_OK, or whatever is wrong with the arguments; then `partials` is untouched.
+/// @return AMLA_OK, or whatever is wrong with the arguments; then output and `partials` are untouched.
 ///
 /// # Safety
 /// Pointers are as documented with what they point to.
@@ -354,29 +376,22 @@ pub unsafe extern "C" fn amla_run_tasks(
         // SAFETY: the caller's pointers are as documented: this function's contract.
         let options = unsafe { options(&call) }?;
         // SAFETY: the caller's pointers are as documented: this function's contract.
+        let output = unsafe { output(&mut regions, call.output) }?;
+        // SAFETY: the caller's pointers are as documented: this function's contract.
         let plan = unsafe { read_plan(&mut regions, plan, plan_size) }?;
         in_range("end", end, plan.tasks())?;
         in_range("begin", begin, end)?;
-        let each = plan.partial_len();
-        let needed = plan.tasks().saturating_mul(each);
-        // As many as there are numbers for can't be.
-        if partials_len < needed || needed == usize::MAX {
-            return Err(amla::Error::TooShort {
-                argument: amla::Argument::Partials,
-                len: partials_len,
-                needed,
-            }
-            .into());
-        }
-        // Within `needed`, which didn't overflow.
-        let (start, len) = (begin * each, (end - begin) * each);
-        let own = Written::part(&mut regions, "partials", partials, start, len)?;
-        let workspace = working(&mut regions, workspace, workspace_size)?;
+        enough_partials(&plan, partials_len)?;
+        // Within `partials_len`.
+        let [start, end_of] =
+            [begin, end].map(|task| task.min(plan.partial_tasks()) * plan.partial_len());
+        let own = Written::part(&mut regions, "partials", partials, start, end_of - start)?;
+        let workspace = working(&mut regions, workspace, workspace_size, 1)?;
         regions.check()?;
         // SAFETY: the regions were checked. The workspace is this call's alone, and so is the part
         // of `partials` of its tasks, which no other call runs: this function's contract. No slice
-        // of all of `partials` is made.
-        let (own, workspace) = unsafe { (own.claim(), workspace.claim()) };
+        // of all of `partials` is made. Other calls may write other rows of the output.
+        let (own, workspace, output) = unsafe { (own.claim(), workspace.claim(), output.share()) };
         let workspace = Workspace::from_bytes(workspace)?;
         Ok(run_tasks(
             &problem,
@@ -385,18 +400,19 @@ pub unsafe extern "C" fn amla_run_tasks(
             begin..end,
             workspace,
             own,
+            &output,
         )?)
     };
     // SAFETY: the caller's pointers are as documented: this function's contract.
     unsafe { report(detail, body) }
 }
 
-/// Merges the results of all tasks, in the order of the keys, and writes the outputs.
+/// Merges all partial results, in the order of the keys, and writes their rows of the outputs.
 ///
 /// @param call What was computed, and where results go.
 /// @param plan The plan that the tasks are of.
 /// @param plan_size Bytes of it.
-/// @param partials What amla_run_tasks() wrote for all tasks; it is used up.
+/// @param partials What amla_run_tasks() wrote for all tasks.
 /// @param partials_len FP32 numbers there, at least what amla_plan_query() says.
 /// @param detail Null, or where the reason goes if the call is refused.
 /// @return AMLA_OK, or whatever is wrong with the arguments; then the outputs are untouched.
@@ -408,6 +424,128 @@ pub unsafe extern "C" fn amla_combine(
     call: *const Call,
     plan: *const c_void,
     plan_size: usize,
+    partials: *const f32,
+    partials_len: usize,
+    detail: *mut ErrorDetail,
+) -> Status {
+    let body = || {
+        // SAFETY: needs what this function's contract promises.
+        unsafe { combined(call, plan, plan_size, None, partials, partials_len) }
+    };
+    // SAFETY: the caller's pointers are as documented: this function's contract.
+    unsafe { report(detail, body) }
+}
+
+/// Merges the partial results of rows begin, begin + 1, ..., end - 1 of a plan's combined_rows, in the order of the keys. Any
+/// number of threads may do so at the same time, for disjoint ranges, when all tasks are done.
+///
+/// @param call What was computed, and where results go.
+/// @param plan The plan that the tasks are of.
+/// @param plan_size Bytes of it.
+/// @param begin The first row.
+/// @param end One more than the last row.
+/// @param partials What amla_run_tasks() wrote for all tasks.
+/// @param partials_len FP32 numbers there, at least what amla_plan_query() says.
+/// @param detail Null, or where the reason goes if the call is refused; this thread's alone.
+/// @return AMLA_OK, or whatever is wrong with the arguments; then the outputs are untouched.
+///
+/// # Safety
+/// Pointers are as documented with what they point to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amla_combine_rows(
+    call: *const Call,
+    plan: *const c_void,
+    plan_size: usize,
+    begin: usize,
+    end: usize,
+    partials: *const f32,
+    partials_len: usize,
+    detail: *mut ErrorDetail,
+) -> Status {
+    let rows = Some(begin..end);
+    let body = || {
+        // SAFETY: needs what this function's contract promises.
+        unsafe { combined(call, plan, plan_size, rows, partials, partials_len) }
+    };
+    // SAFETY: the caller's pointers are as documented: this function's contract.
+    unsafe { report(detail, body) }
+}
+
+/// Merges the partial results of some rows, or of all.
+///
+/// # Safety
+/// Pointers are as documented with what they point to.
+unsafe fn combined(
+    call: *const Call,
+    plan: *const c_void,
+    plan_size: usize,
+    rows: Option<Range<usize>>,
+    partials: *const f32,
+    partials_len: usize,
+) -> Result<(), Fault> {
+    let mut regions = Regions::new();
+    // SAFETY: the caller's pointers are as documented: this function's contract.
+    let call = unsafe { read_call(&mut regions, call) }?;
+    // SAFETY: the caller's pointers are as documented, for as long as this call runs: this
+    // function's contract.
+    let problem = unsafe { problem(&mut regions, &call) }?;
+    // SAFETY: the caller's pointers are as documented: this function's contract.
+    unsafe { options(&call) }?;
+    // SAFETY: the caller's pointers are as documented: this function's contract.
+    let output = unsafe { output(&mut regions, call.output) }?;
+    // SAFETY: the caller's pointers are as documented: this function's contract.
+    let plan = unsafe { read_plan(&mut regions, plan, plan_size) }?;
+    let rows = rows.unwrap_or(0..plan.combined_rows());
+    in_range("end", rows.end, plan.combined_rows())?;
+    in_range("begin", rows.start, rows.end)?;
+    // SAFETY: the caller's pointers are as documented: this function's contract.
+    let partials = unsafe { memory::slice(&mut regions, "partials", partials, partials_len) }?;
+    regions.check()?;
+    // SAFETY: the regions were checked; other calls may write other rows of the output.
+    let output = unsafe { output.share() };
+    Ok(combine(&problem, &plan, rows, partials, &output)?)
+}
+
+/// Calls its second argument with the fourth and each number below the first, once, on any threads in any order, and returns when
+/// all calls have.
+pub type ParallelForFn = Option<
+    unsafe extern "C" fn(
+        pool: *mut c_void,
+        n: usize,
+        body: unsafe extern "C" fn(arg: *mut c_void, i: usize),
+        arg: *mut c_void,
+    ),
+>;
+
+/// A call of a plan on the caller's threads: as many as there are workspaces. Results are those of amla_run() to the bit.
+///
+/// `parallel_for` is called once: OpenMP's loop, a thread pool's, a loop that starts threads. With amla_plan_for_threads() for this number of threads none should wait long for the others.
+///
+/// @param call What is to be computed, and where results go.
+/// @param plan What amla_plan() or amla_plan_for_threads() wrote for a call with this shape and these lengths.
+/// @param plan_size Bytes of it.
+/// @param parallel_for Calls `body` with `arg` and each number below `n`, once, on any threads in any order, and returns when
+///   all calls have.
+/// @param pool What `parallel_for` gets first; may be null.
+/// @param workspaces Memory to work in, aligned to AMLA_WORKSPACE_ALIGN, for all threads: one behind the other, each of the
+///   size that amla_workspace_size() says.
+/// @param workspaces_size Bytes there, of one workspace at least.
+/// @param partials Where partial results go. It needn't be initialised; null where there are none.
+/// @param partials_len FP32 numbers there, at least what amla_plan_query() says.
+/// @param detail Null, or where the reason goes if the call is refused.
+/// @return AMLA_OK, or whatever is wrong with the arguments; then the outputs are untouched.
+///
+/// # Safety
+/// Pointers are as documented with what they point to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amla_run_parallel(
+    call: *const Call,
+    plan: *const c_void,
+    plan_size: usize,
+    parallel_for: ParallelForFn,
+    pool: *mut c_void,
+    workspaces: *mut c_void,
+    workspaces_size: usize,
     partials: *mut f32,
     partials_len: usize,
     detail: *mut ErrorDetail,
@@ -420,142 +558,68 @@ pub unsafe extern "C" fn amla_combine(
         // function's contract.
         let problem = unsafe { problem(&mut regions, &call) }?;
         // SAFETY: the caller's pointers are as documented: this function's contract.
-        unsafe { options(&call) }?;
+        let options = unsafe { options(&call) }?;
         // SAFETY: the caller's pointers are as documented: this function's contract.
         let output = unsafe { output(&mut regions, call.output) }?;
         // SAFETY: the caller's pointers are as documented: this function's contract.
         let plan = unsafe { read_plan(&mut regions, plan, plan_size) }?;
-        let partials = Written::new(&mut regions, "partials", partials, partials_len)?;
+        if parallel_for.is_none() {
+            return Err(Fault::Null {
+                argument: "parallel_for",
+            });
+        }
+        let pool = Pool { parallel_for, pool };
+        enough_partials(&plan, partials_len)?;
+        let partials = Written::new(&mut regions, "partials", partials, plan.partials_len())?;
+        let most = workspaces_size / size_of::<Workspace>();
+        let workspaces = working(&mut regions, workspaces, workspaces_size, most.max(1))?;
         regions.check()?;
-        // SAFETY: the regions were checked; that nobody else touches outputs and partial
-        // results meanwhile is this function's contract.
-        let (output, partials) = unsafe { (output.claim(), partials.claim()) };
-        Ok(combine(&problem, &plan, partials, output)?)
+        // SAFETY: the regions were checked; that nobody else touches outputs, partial results and workspaces
+        // meanwhile is this function's contract.
+        let (output, partials, memory) =
+            unsafe { (output.claim(), partials.claim(), workspaces.claim()) };
+        let threads = memory.len() / size_of::<Workspace>();
+        // SAFETY: as long, and aligned as checked (`working`). A workspace is made of numbers, and any bits are some.
+        let workspaces: &mut [Workspace] =
+            unsafe { slice::from_raw_parts_mut(memory.as_mut_ptr().cast(), threads) };
+        Ok(decode_on(
+            &pool, &problem, &options, &plan, workspaces, partials, output,
+        )?)
     };
     // SAFETY: the caller's pointers are as documented: this function's contract.
     unsafe { report(detail, body) }
 }
 
-/// Merges results over different keys of the same queries into `total`, which holds one of them.
-/// Keys are a shared prefix and those behind it, or caches sharded over devices or processes.
-///
-/// A part's weight is the exponential of its lse. Rows that saw no key have the total's
-/// lse_empty and weigh nothing. With AMLA_LSE_EMPTY_MINUS_INFINITY, infinity is a number. Sums
-/// are in FP64 and in the given order: the same parts in the same order give the same bits.
-/// Results must be in FP32, and computed without a sink.
-///
-/// @param b Requests; 1 for ragged queries.
-/// @param s_q Query positions of a request; for ragged queries all tokens.
-/// @param h_q Query heads.
-/// @param d_v Width of a row of O.
-/// @param total Strides, format and memory, which holds one of the results.
-/// @param parts The others, parts_len of them.
-/// @param parts_len At most AMLA_MERGE_MAX.
-/// @param detail Null, or where the reason goes if the call is refused.
-/// @return AMLA_OK, or whatever is wrong with the arguments; then the total is untouched.
-///
-/// # Safety
-/// Pointers are as documented with what they point to.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn amla_merge(
-    b: usize,
-    s_q: usize,
-    h_q: usize,
-    d_v: usize,
-    total: *const Output,
-    parts: *const types::Part,
-    parts_len: usize,
-    detail: *mut ErrorDetail,
-) -> Status {
-    let body = || {
-        let mut outputs = Regions::new();
-        // SAFETY: the caller's pointers are as documented: this function's contract.
-        let total = unsafe { output(&mut outputs, total) }?;
-        outputs.check()?;
-        if parts_len > types::AMLA_MERGE_MAX {
-            return Err(Fault::TooMany {
-                argument: "parts_len",
-                len: parts_len,
-                max: types::AMLA_MERGE_MAX,
-            });
+/// The caller's threads.
+struct Pool {
+    parallel_for: ParallelForFn,
+    pool: *mut c_void,
+}
+
+impl ParallelFor for Pool {
+    fn parallel_for(&self, n: usize, body: &(dyn Fn(usize) + Sync)) {
+        /// In the default environment, whatever the thread has.
+        unsafe extern "C" fn call(body: *mut c_void, i: usize) {
+            // SAFETY: what `parallel_for` was given below, which outlives its calls, and may be called from any thread: it is
+            // `Sync`.
+            let body = unsafe { &*body.cast::<&(dyn Fn(usize) + Sync)>() };
+            environment::default(|| body(i));
         }
-        if parts.is_null() && parts_len > 0 {
-            return Err(Fault::Null { argument: "parts" });
-        }
-        let mut given: [Part<'_>; types::AMLA_MERGE_MAX] = [Part {
-            o: &[],
-            lse: &[],
-            max_logits: None,
-        }; _];
-        for (i, part) in given.iter_mut().enumerate().take(parts_len) {
-            // What is written against each part on its own: parts may be the same memory.
-            let mut regions = outputs.clone();
-            // SAFETY: one of `parts_len` structs, this function's contract.
-            let read = unsafe { read(&mut regions, "parts", parts.wrapping_add(i)) }?;
-            if read.reserved != 0 {
-                return Err(Fault::Unknown {
-                    argument: "parts.reserved",
-                    value: read.reserved,
-                    known: Known::Zero,
-                });
+        let body = (&raw const body).cast_mut().cast();
+        // SAFETY: the caller's function, called as documented.
+        unsafe {
+            if let Some(parallel_for) = self.parallel_for {
+                parallel_for(self.pool, n, call, body);
             }
-            let lens = [
-                ("parts.o_len", read.o_len),
-                ("parts.lse_len", read.lse_len),
-                ("parts.max_logits_len", read.max_logits_len),
-            ];
-            let pairs = lens.into_iter().zip(total.lens());
-            // The total lacks what nobody needs.
-            for ((argument, len), expected) in pairs.filter_map(|(len, total)| Some((len, total?)))
-            {
-                if len != expected {
-                    return Err(Fault::PartLength {
-                        argument,
-                        part: i,
-                        len,
-                        expected,
-                    });
-                }
-            }
-            let [_, _, max_logits] = total.lens();
-            *part = Part {
-                // SAFETY: the caller's pointers are as documented: this function's contract.
-                o: unsafe { slice(&mut regions, "parts.o", read.o, read.o_len) }?,
-                // SAFETY: the caller's pointers are as documented: this function's contract.
-                lse: unsafe { slice(&mut regions, "parts.lse", read.lse, read.lse_len) }?,
-                max_logits: match max_logits {
-                    // SAFETY: the caller's pointers are as documented: this function's contract.
-                    Some(len) => Some(unsafe {
-                        slice(&mut regions, "parts.max_logits", read.max_logits, len)
-                    }?),
-                    None => None,
-                },
-            };
-            regions.check()?;
         }
-        let given = given.get(..parts_len).unwrap_or_default();
-        let shape = ProblemShape {
-            b,
-            s_q,
-            s_k: 0,
-            h_q,
-            h_kv: 1,
-            d_qk: d_v,
-            d_v,
-        };
-        // SAFETY: checked against every part; nobody else's by this function's contract.
-        let total = unsafe { total.claim() };
-        Ok(merge(&shape, total, given)?)
-    };
-    // SAFETY: the caller's pointers are as documented: this function's contract.
-    unsafe { report(detail, body) }
+    }
 }
 
 /// The plan of a call.
 ///
 /// # Safety
 /// `call` is as documented.
-unsafe fn planned(regions: &mut Regions, call: *const Call) -> Result<Plan, Fault> {
+unsafe fn planned(regions: &mut Regions, call: *const Call, threads: usize) -> Result<Plan, Fault> {
     // SAFETY: needs what this function's contract promises.
     let call = unsafe { read_call(regions, call) }?;
     // SAFETY: needs what this function's contract promises; the borrows end with it.
@@ -563,7 +627,7 @@ unsafe fn planned(regions: &mut Regions, call: *const Call) -> Result<Plan, Faul
     // A call that no function would run has no plan.
     // SAFETY: needs what this function's contract promises.
     unsafe { options(&call) }?;
-    Ok(Plan::new(&problem)?)
+    Ok(Plan::for_threads(&problem, threads)?)
 }
 
 /// Writes a size where the caller wants it, if that isn't what the call reads.
@@ -578,8 +642,13 @@ unsafe fn answer(regions: &mut Regions, size: *mut usize, value: usize) -> Resul
     unsafe { put("size", size, value) }
 }
 
-/// A thread's memory, of the right size and alignment.
-fn working(regions: &mut Regions, memory: *mut c_void, size: usize) -> Result<Written<u8>, Fault> {
+/// The memory of some threads, of the right size and alignment.
+fn working(
+    regions: &mut Regions,
+    memory: *mut c_void,
+    size: usize,
+    threads: usize,
+) -> Result<Written<u8>, Fault> {
     let bytes = memory.cast::<u8>();
     if bytes.is_null() {
         return Err(Fault::Null {
@@ -592,9 +661,25 @@ fn working(regions: &mut Regions, memory: *mut c_void, size: usize) -> Result<Wr
             align: types::AMLA_WORKSPACE_ALIGN,
         });
     }
-    enough("workspace", size, size_of::<Workspace>())?;
+    let needed = threads * size_of::<Workspace>();
+    enough("workspace", size, needed)?;
     // The rest, if there is more, is none of this call's business.
-    Written::new(regions, "workspace", bytes, size_of::<Workspace>())
+    Written::new(regions, "workspace", bytes, needed)
+}
+
+/// Whether there is room for all partial results of a plan.
+fn enough_partials(plan: &Plan, len: usize) -> Result<(), Fault> {
+    let needed = plan.partials_len();
+    // As many as there are numbers for can't be.
+    if len < needed || needed == usize::MAX {
+        return Err(amla::Error::TooShort {
+            argument: amla::Argument::Partials,
+            len,
+            needed,
+        }
+        .into());
+    }
+    Ok(())
 }
 
 fn enough(argument: &'static str, len: usize, needed: usize) -> Result<(), Fault> {
@@ -629,7 +714,7 @@ unsafe fn read_plan(
     }
     enough("plan", size, PLAN_SIZE)?;
     // SAFETY: needs what this function's contract promises, of at least PLAN_SIZE bytes (above).
-    let bytes = unsafe { slice(regions, "plan", plan.cast::<u8>(), PLAN_SIZE) }?;
+    let bytes = unsafe { memory::slice(regions, "plan", plan.cast::<u8>(), PLAN_SIZE) }?;
     let mut words = [0; WORDS];
     for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
         *word = u64::from_le_bytes(*bytes);

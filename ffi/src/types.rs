@@ -396,10 +396,14 @@ pub struct PlanInfo {
     pub reserved: u32,
     /// How many tasks there are.
     pub tasks: usize,
-    /// FP32 numbers that each task's result takes.
+    /// FP32 numbers that each partial result takes.
     pub partial_len: usize,
-    /// FP32 numbers that all tasks' results take: tasks * partial_len, or SIZE_MAX where that is more.
+    /// FP32 numbers that all partial results take: partial_tasks * partial_len, or SIZE_MAX where that is more.
     pub partials_len: usize,
+    /// How many tasks have partial results: the first ones. The others write O and lse.
+    pub partial_tasks: usize,
+    /// Rows whose partial results are to be combined.
+    pub combined_rows: usize,
 }
 
 /// A result over some of the keys: O in FP32 and lse, with the strides and lengths of

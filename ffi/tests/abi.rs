@@ -39,6 +39,8 @@ mod info;
 mod layout;
 #[path = "../src/memory.rs"]
 mod memory;
+#[path = "../src/merge.rs"]
+mod merge;
 #[path = "../src/report.rs"]
 mod report;
 #[path = "../src/run.rs"]

@@ -23,6 +23,8 @@ mod info;
 mod layout;
 #[path = "../../ffi/src/memory.rs"]
 mod memory;
+#[path = "../../ffi/src/merge.rs"]
+mod merge;
 #[path = "../../ffi/src/report.rs"]
 mod report;
 #[path = "../../ffi/src/run.rs"]

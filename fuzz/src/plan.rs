@@ -2,8 +2,8 @@
 
 use amla::Split;
 use amla::{
-    Elements, Lse, Options, Output, Plan, Problem, ProblemShape, TailMask, combine, decode,
-    run_tasks,
+    Elements, Lse, Options, Output, Plan, Problem, ProblemShape, SharedOutput, TailMask, combine,
+    decode, run_tasks,
 };
 use half::bf16;
 
@@ -76,8 +76,8 @@ fn any_shape(draw: &mut Draw) {
     };
     (problem.q.strides, problem.kv.strides) = ([0; 3], [0; 3]);
     let words = [(); Plan::WORDS].map(|()| draw.u64());
-    if let Ok(plan) = Plan::new(&problem) {
-        assert!(plan.partial_len() > 0);
+    if let Ok(plan) = Plan::for_threads(&problem, draw.one_of(&THREADS)) {
+        assert!(plan.partial_len() > 0 && plan.partial_tasks() <= plan.tasks());
         assert_eq!(Plan::from_words(plan.to_words()), Some(plan));
         let mut other = plan.to_words();
         other[draw.among(0..=Plan::WORDS - 1)] ^= 1 << draw.among(0..=63);
@@ -91,15 +91,14 @@ fn refused(problem: &Problem, words: [u64; Plan::WORDS]) {
     let Some(plan) = Plan::from_words(words) else {
         return;
     };
-    if Plan::new(problem) == Ok(plan) {
+    if THREADS
+        .map(|threads| Plan::for_threads(problem, threads))
+        .contains(&Ok(plan))
+    {
         return;
     }
     let mut partials = [PATTERN; 64];
     let options = Options::default();
-    let ran = used_workspace(|workspace| {
-        run_tasks(problem, &options, &plan, 0..1, workspace, &mut partials)
-    });
-    assert!(ran.is_err() && untouched(&partials));
     let (mut o, mut lse) = ([PATTERN; 64], [PATTERN; 1]);
     let written = Output {
         o: Elements::F32(&mut o),
@@ -109,8 +108,14 @@ fn refused(problem: &Problem, words: [u64; Plan::WORDS]) {
         max_logits: None,
         lse_format: Lse::default(),
     };
-    assert!(combine(problem, &plan, &mut partials, written).is_err());
-    assert!(untouched(&o) && untouched(&lse));
+    let shared = &SharedOutput::from(written);
+    let ran = used_workspace(|workspace| {
+        let memory = &mut partials;
+        run_tasks(problem, &options, &plan, 0..1, workspace, memory, shared)
+    });
+    assert!(ran.is_err());
+    assert!(combine(problem, &plan, 0..1, &partials, shared).is_err());
+    assert!(untouched(&partials) && untouched(&o) && untouched(&lse));
 }
 
 /// Requests of any lengths over a cache whose keys are all alike to the queries.
@@ -244,21 +249,26 @@ fn covered(draw: &mut Draw) {
     };
     (problem.q.strides, problem.kv.strides) = ([0; 3], [shape.s_k, 1, 0]);
 
-    let plan = Plan::new(&problem).unwrap();
+    let plan = Plan::for_threads(&problem, draw.one_of(&THREADS)).unwrap();
     assert_eq!(Plan::from_words(plan.to_words()), Some(plan));
-    assert_eq!(tasks(&sizes), plan.tasks());
+    check_tasks(&sizes, &plan);
     let options = Options::default();
     let rows = rows(&problem);
     let each = plan.partial_len();
-    let mut partials = vec![PATTERN; plan.tasks() * each];
-    for range in shares(draw, plan.tasks()) {
-        let own = &mut partials[range.start * each..range.end * each];
-        used_workspace(|workspace| run_tasks(&problem, &options, &plan, range, workspace, own))
-            .unwrap();
-    }
+    let mut partials = vec![PATTERN; plan.partials_len()];
     let (mut o, mut lse) = (vec![PATTERN; rows * WIDTH], vec![PATTERN; rows]);
-    let written = output(&problem, Elements::F32(&mut o), &mut lse);
-    combine(&problem, &plan, &mut partials, written).unwrap();
+    let written = &output(&problem, Elements::F32(&mut o), &mut lse).into();
+    for range in shares(draw, plan.tasks()) {
+        let [start, end] = [range.start, range.end].map(|task| task.min(plan.partial_tasks()));
+        let own = &mut partials[start * each..end * each];
+        used_workspace(|workspace| {
+            run_tasks(&problem, &options, &plan, range, workspace, own, written)
+        })
+        .unwrap();
+    }
+    for range in shares(draw, plan.combined_rows()) {
+        combine(&problem, &plan, range, &partials, written).unwrap();
+    }
     let (mut o_alone, mut lse_alone) = (vec![PATTERN; rows * WIDTH], vec![PATTERN; rows]);
     let written = output(&problem, Elements::F32(&mut o_alone), &mut lse_alone);
     used_workspace(|workspace| decode(&problem, &options, workspace, written)).unwrap();
@@ -319,16 +329,21 @@ fn check(o: &[f32], lse: f32, sums: &[u64], count: u64, context: &str) {
     }
 }
 
-/// The number of tasks: requests x KV heads x groups of up to 256 rows x KV splits, or with halves or
-/// quarters of groups where that would be fewer than 16.
-fn tasks(sizes: &Sizes) -> usize {
-    let counts = [256, 128, 64].map(|rows| tasks_of(sizes, rows));
-    let enough = counts.into_iter().find(|&count| count >= 16);
-    enough.unwrap_or(counts[2])
+/// Threads to plan for.
+const THREADS: [usize; 8] = [0, 1, 2, 7, 16, 200, 1 << 20, usize::MAX];
+
+/// The numbers of tasks, of those with partial results and of combined rows: requests x KV heads x groups of up to 256 rows, or
+/// halves or quarters of them, with all keys, or with each KV split apart.
+fn check_tasks(sizes: &Sizes, plan: &Plan) {
+    let given = [plan.tasks(), plan.partial_tasks(), plan.combined_rows()];
+    let mut cuts = [256, 128, 64]
+        .into_iter()
+        .flat_map(|rows| [(rows, true), (rows, false)]);
+    assert!(cuts.any(|(rows, all_keys)| tasks(sizes, rows, all_keys) == given));
 }
 
-/// The same with tasks of at most `most` rows.
-fn tasks_of(sizes: &Sizes, most: usize) -> usize {
+/// These with tasks of at most `most` rows.
+fn tasks(sizes: &Sizes, most: usize, all_keys: bool) -> [usize; 3] {
     let [h_q, h_kv] = sizes.heads;
     let requests = sizes.queries.iter().zip(&sizes.keys);
     let tasks = requests.map(|(&n, &len)| {
@@ -343,9 +358,17 @@ fn tasks_of(sizes: &Sizes, most: usize) -> usize {
         let each = rows.div_ceil(64 * groups) * 64;
         let last = rows - (groups - 1) * each;
         let parts = (groups - 1) * each.div_ceil(most) + last.div_ceil(most);
-        h_kv * parts * sizes.split.ranges(len - first).len()
+        let splits = match all_keys {
+            true => 1,
+            false => sizes.split.ranges(len - first).len(),
+        };
+        let tasks = h_kv * parts * splits;
+        match splits {
+            1 => [tasks, 0, 0],
+            _ => [tasks, tasks, h_kv * rows],
+        }
     });
-    tasks.sum()
+    tasks.fold([0; 3], |sum, own| [0, 1, 2].map(|i| sum[i] + own[i]))
 }
 
 /// The tasks as threads may share them: ranges that cover them, in any order.

@@ -49,6 +49,7 @@ mod memory;
 mod portable;
 pub mod prefetch;
 mod scalar;
+pub mod shared;
 mod simd;
 mod softmax;
 mod softmax_rows;

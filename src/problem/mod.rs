@@ -16,7 +16,7 @@ mod validate;
 
 use half::bf16;
 
-pub use output::{Elements, EmptyLse, Lse, LseBase, Output};
+pub use output::{Elements, EmptyLse, Lse, LseBase, Output, SharedElements, SharedOutput};
 pub(crate) use validate::in_range;
 
 use crate::format::{Data, Row};

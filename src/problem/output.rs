@@ -1,5 +1,7 @@
 //! Where results go.
 
+use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+
 use half::{bf16, f16};
 
 use super::validate::{check_disjoint, check_extent};
@@ -36,16 +38,6 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// The elements before `at`, and those from it on.
-    #[cfg(feature = "rayon")]
-    pub(crate) fn split_at(self, at: usize) -> [Self; 2] {
-        match self {
-            Self::Bf16(data) => <[_; 2]>::from(data.split_at_mut(at)).map(Elements::Bf16),
-            Self::F16(data) => <[_; 2]>::from(data.split_at_mut(at)).map(Elements::F16),
-            Self::F32(data) => <[_; 2]>::from(data.split_at_mut(at)).map(Elements::F32),
-        }
-    }
-
     /// Writes numbers from element `at` on, rounded to the format. Inlined, so that it is compiled
     /// with the caller's target features.
     #[inline(always)]
@@ -63,6 +55,49 @@ impl<'a> Elements<'a> {
                 }
             }
             Self::F32(o) => o[at].copy_from_slice(row),
+        }
+    }
+}
+
+/// Elements that several threads write, in one of the formats of [`Elements`].
+#[derive(Clone, Copy, Debug)]
+pub enum SharedElements<'a> {
+    /// As [`Elements::Bf16`].
+    Bf16(&'a [AtomicU16]),
+    /// As [`Elements::F16`].
+    F16(&'a [AtomicU16]),
+    /// As [`Elements::F32`].
+    F32(&'a [AtomicU32]),
+}
+
+impl SharedElements<'_> {
+    const fn len(&self) -> usize {
+        match self {
+            Self::Bf16(data) | Self::F16(data) => data.len(),
+            Self::F32(data) => data.len(),
+        }
+    }
+
+    /// As [`Elements::write`], but not inlined: numbers are stored one by one with any features.
+    #[inline(never)]
+    pub(crate) fn write(&self, at: usize, row: &[f32]) {
+        let at = at..at + row.len();
+        match self {
+            Self::Bf16(o) => {
+                for (o, x) in o[at].iter().zip(row) {
+                    o.store(bf16_round(*x), Ordering::Relaxed);
+                }
+            }
+            Self::F16(o) => {
+                for (o, x) in o[at].iter().zip(row) {
+                    o.store(f16::from_f32(*x).to_bits(), Ordering::Relaxed);
+                }
+            }
+            Self::F32(o) => {
+                for (o, x) in o[at].iter().zip(row) {
+                    o.store(x.to_bits(), Ordering::Relaxed);
+                }
+            }
         }
     }
 }
@@ -149,22 +184,81 @@ impl<'a> Output<'a> {
         }
     }
 
+    /// What it says of its buffers.
+    fn extents(&self) -> Extents {
+        Extents {
+            o: self.o.len(),
+            o_strides: self.o_strides,
+            lse: [&self.lse, &self.max_logits].map(|rows| rows.as_ref().map(|rows| rows.len())),
+            lse_strides: self.lse_strides,
+        }
+    }
+
     /// Checks that the buffers have every element of the results, none of them twice. `[b, s_q]` are
     /// the dimensions of queries.
     ///
     /// # Errors
     /// The first argument found at fault.
-    pub(crate) fn check(&self, [b, s_q]: [usize; 2], s: &ProblemShape) -> Result<(), Error> {
+    pub(crate) fn check(&self, dims: [usize; 2], shape: &ProblemShape) -> Result<(), Error> {
+        self.extents().check(dims, shape)
+    }
+}
+
+/// An [`Output`] that several threads write, each its own rows: tasks of a [`Plan`](crate::Plan), and parts of their
+/// [`combine`](crate::combine).
+///
+/// Two threads that write the same row leave one of the numbers of either. O is written number by number, which takes three
+/// times as long as writes by one thread alone.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedOutput<'a> {
+    /// As [`Output::o`].
+    pub o: SharedElements<'a>,
+    /// As [`Output::o_strides`].
+    pub o_strides: [usize; 3],
+    /// As [`Output::lse`].
+    pub lse: Option<&'a [AtomicU32]>,
+    /// As [`Output::lse_strides`].
+    pub lse_strides: [usize; 3],
+    /// As [`Output::max_logits`].
+    pub max_logits: Option<&'a [AtomicU32]>,
+    /// As [`Output::lse_format`].
+    pub lse_format: Lse,
+}
+
+impl SharedOutput<'_> {
+    /// As [`Output::check`].
+    pub(crate) fn check(&self, dims: [usize; 2], shape: &ProblemShape) -> Result<(), Error> {
+        let extents = Extents {
+            o: self.o.len(),
+            o_strides: self.o_strides,
+            lse: [self.lse, self.max_logits].map(|rows| rows.map(<[_]>::len)),
+            lse_strides: self.lse_strides,
+        };
+        extents.check(dims, shape)
+    }
+}
+
+/// Lengths and strides of an output's buffers.
+struct Extents {
+    o: usize,
+    o_strides: [usize; 3],
+    /// Of lse and of the largest scores, where they are wanted.
+    lse: [Option<usize>; 2],
+    lse_strides: [usize; 3],
+}
+
+impl Extents {
+    fn check(&self, [b, s_q]: [usize; 2], s: &ProblemShape) -> Result<(), Error> {
         let o = [b, s_q, s.h_q];
-        check_extent(Argument::O, self.o.len(), o, self.o_strides, s.d_v)?;
+        check_extent(Argument::O, self.o, o, self.o_strides, s.d_v)?;
         check_disjoint(Argument::O, o, self.o_strides, s.d_v)?;
         let lse = [b, s.h_q, s_q];
-        for (argument, rows) in [
-            (Argument::Lse, &self.lse),
-            (Argument::MaxLogits, &self.max_logits),
-        ] {
-            if let Some(rows) = rows {
-                check_extent(argument, rows.len(), lse, self.lse_strides, 1)?;
+        for (argument, len) in [Argument::Lse, Argument::MaxLogits]
+            .into_iter()
+            .zip(self.lse)
+        {
+            if let Some(len) = len {
+                check_extent(argument, len, lse, self.lse_strides, 1)?;
                 check_disjoint(argument, lse, self.lse_strides, 1)?;
             }
         }

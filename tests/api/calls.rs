@@ -1,12 +1,12 @@
 //! Calls, and what they write: outputs bit for bit.
 
 use amla::{
-    Backend, Elements, Error, Options, Output, Plan, Precision, Problem, ProblemShape, combine,
-    decode, reference, run_task,
+    Backend, Elements, Error, Options, Output, Plan, Precision, Problem, ProblemShape, decode,
+    reference,
 };
 use half::bf16;
 
-use crate::common::workspace;
+use crate::common::{run_plan, workspace};
 
 /// Widths of the cheapest cases: d_qk, d_v.
 pub const SMALL: (usize, usize) = (128, 128);
@@ -58,16 +58,15 @@ pub fn decoded(problem: &Problem, options: &Options) -> Bits {
 
 /// The same through tasks.
 pub fn combined(problem: &Problem, options: &Options) -> Bits {
-    let plan = Plan::new(problem).unwrap();
-    let mut partials = pattern(plan.tasks() * plan.partial_len());
-    let mut workspace = workspace();
-    let memories = partials.chunks_mut(plan.partial_len());
-    for (task, partial) in memories.enumerate() {
-        run_task(problem, options, &plan, task, &mut workspace, partial).unwrap();
-    }
-    dense(problem.shape, |output| {
-        combine(problem, &plan, &mut partials, output)
-    })
+    // Long tasks, and as many as can be.
+    let [long, many] = [1, 1 << 20].map(|threads| {
+        let plan = Plan::for_threads(problem, threads).unwrap();
+        dense(problem.shape, |output| {
+            run_plan(problem, options, &plan, 0..plan.tasks(), output)
+        })
+    });
+    assert!(long == many, "{:?}, {options:?}", problem.shape);
+    many
 }
 
 pub type Reference = fn(&Problem, usize, &mut [f32], &mut [f32]) -> Result<(), Error>;

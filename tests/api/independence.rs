@@ -2,13 +2,13 @@
 //! call needs.
 
 use amla::{
-    Argument, Backend, BackendId, Elements, Error, Output, Plan, Workspace, combine, decode,
-    reference, run_task,
+    Argument, Backend, BackendId, Elements, Error, Output, Plan, SharedOutput, Workspace, combine,
+    decode, reference, run_tasks,
 };
 use half::bf16;
 
 use crate::calls::{Bits, MEDIUM, REFERENCES, SMALL, bits, decoded, default_on, dense, pattern};
-use crate::common::{Case, modes, workspace};
+use crate::common::{Case, modes, run_unseen, workspace};
 
 /// Request `b` of `case`, alone.
 fn alone(case: &Case, b: usize) -> Case {
@@ -152,13 +152,20 @@ pub fn used_memory_does_not_matter(backend: Backend) {
             bytes.fill(0xff);
             let dirty = Workspace::from_bytes(&mut bytes[start..]).unwrap();
             let nan = f32::from_bits(u32::MAX);
-            let mut partials = vec![nan; plan.tasks() * plan.partial_len()];
-            let memories = partials.chunks_mut(plan.partial_len());
-            for (task, partial) in memories.enumerate() {
-                run_task(&problem, &options, &plan, task, dirty, partial).unwrap();
-            }
+            let mut partials = vec![nan; plan.partials_len()];
             let got = dense(case.shape, |output| {
-                combine(&problem, &plan, &mut partials, output)
+                let output = &SharedOutput::from(output);
+                let tasks = 0..plan.tasks();
+                run_tasks(
+                    &problem,
+                    &options,
+                    &plan,
+                    tasks,
+                    dirty,
+                    &mut partials,
+                    output,
+                )?;
+                combine(&problem, &plan, 0..plan.combined_rows(), &partials, output)
             });
             assert!(got == want, "{:?}, {options:?}", case.shape);
         }
@@ -178,7 +185,7 @@ pub fn empty_batch(backend: Backend) {
         let plan = Plan::new(&problem).unwrap();
         assert_eq!(plan.tasks(), 0);
         let output = Output::dense(case.shape, Elements::F32(&mut o), &mut lse);
-        combine(&problem, &plan, &mut [], output).unwrap();
+        combine(&problem, &plan, 0..0, &[], &output.into()).unwrap();
         assert_eq!(
             (bits(&o), bits(&lse)),
             (bits(&pattern(7)), bits(&pattern(7)))
@@ -190,18 +197,18 @@ pub fn empty_batch(backend: Backend) {
         // There is no task to run.
         for task in [0, 1] {
             let mut partial = pattern(plan.partial_len());
-            let result = run_task(
+            let result = run_unseen(
                 &problem,
                 &options,
                 &plan,
-                task,
+                task..task + 1,
                 &mut workspace,
                 &mut partial,
             );
             let error = result.unwrap_err();
             let named = matches!(
                 error,
-                Error::OutOfRange { argument: Argument::Task, value, .. } if value == task
+                Error::OutOfRange { argument: Argument::Task, value, .. } if value == task + 1
             );
             assert!(named, "{error:?}");
             assert_eq!(bits(&partial), bits(&pattern(partial.len())));

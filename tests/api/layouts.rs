@@ -3,15 +3,14 @@
 use std::fmt::Debug;
 
 use amla::{
-    Backend, Data, Elements, Lse, Options, Output, Plan, Problem, ProblemShape, TensorRef, combine,
-    decode, run_task,
+    Backend, Data, Elements, Lse, Options, Output, Plan, Problem, ProblemShape, TensorRef, decode,
 };
 use half::bf16;
 
 use crate::calls::{
     Bits, MEDIUM, SMALL, bits, bits16, combined, decoded, default_on, pattern, pattern16,
 };
-use crate::common::{Case, modes, normal, workspace};
+use crate::common::{Case, modes, normal, run_plan, workspace};
 
 #[test]
 fn dense_is_dense() {
@@ -220,12 +219,7 @@ pub fn check_layout(case: &Case, options: &Options, layout: Layout, want: &Bits)
         .collect();
 
     let plan = Plan::new(&problem).unwrap();
-    let mut partials = vec![f32::NAN; plan.tasks() * plan.partial_len()];
     let mut workspace = workspace();
-    let memories = partials.chunks_mut(plan.partial_len());
-    for (task, partial) in memories.enumerate() {
-        run_task(&problem, options, &plan, task, &mut workspace, partial).unwrap();
-    }
     for through_tasks in [false, true] {
         for half in [false, true] {
             let (mut o32, mut o16) = (pattern(o_len), pattern16(o_len));
@@ -243,7 +237,7 @@ pub fn check_layout(case: &Case, options: &Options, layout: Layout, want: &Bits)
                 lse_format: Lse::default(),
             };
             if through_tasks {
-                combine(&problem, &plan, &mut partials.clone(), output).unwrap();
+                run_plan(&problem, options, &plan, 0..plan.tasks(), output).unwrap();
             } else {
                 decode(&problem, options, &mut workspace, output).unwrap();
             }
@@ -377,17 +371,12 @@ pub fn bf16_is_f32_rounded(backend: Backend) {
         let (want, want_lse) = decoded(&problem, &options);
         let want = want.into_iter().map(f32::from_bits);
         let want: Vec<u16> = want.map(|x| bf16::from_f32(x).to_bits()).collect();
-        let mut partials = vec![0.0; plan.tasks() * plan.partial_len()];
         let mut workspace = workspace();
-        let memories = partials.chunks_mut(plan.partial_len());
-        for (task, partial) in memories.enumerate() {
-            run_task(&problem, &options, &plan, task, &mut workspace, partial).unwrap();
-        }
         for through_tasks in [false, true] {
             let (mut o, mut lse) = (pattern16(o_len), pattern(lse_len));
             let output = Output::dense(case.shape, Elements::Bf16(&mut o), &mut lse);
             if through_tasks {
-                combine(&problem, &plan, &mut partials, output).unwrap();
+                run_plan(&problem, &options, &plan, 0..plan.tasks(), output).unwrap();
             } else {
                 decode(&problem, &options, &mut workspace, output).unwrap();
             }

@@ -1,9 +1,11 @@
 //! Plans, tasks and partial results that belong to another problem, are out of range or too short.
 
-use amla::{Argument, Elements, Error, Options, Output, Plan, combine, run_task, run_tasks};
+use std::ops::Range;
 
-use crate::calls::{MEDIUM, SMALL, bits, default_on, pattern};
-use crate::common::{Case, backends, workspace};
+use amla::{Argument, Elements, Error, Options, Output, Plan, SharedOutput, combine, run_tasks};
+
+use crate::calls::{MEDIUM, SMALL, bits, default_on, dense, pattern};
+use crate::common::{Case, backends, run_unseen, workspace};
 use crate::refusals::{assert_refused, good, untouched};
 
 #[test]
@@ -16,22 +18,23 @@ fn refuses_tasks_out_of_range() {
         for task in [2, 3, usize::MAX] {
             let mut partial = pattern(plan.partial_len());
             let options = default_on(backend);
-            let result = run_task(
+            let end = task.saturating_add(1);
+            let result = run_unseen(
                 &problem,
                 &options,
                 &plan,
-                task,
+                task..end,
                 &mut workspace(),
                 &mut partial,
             );
             let want = Error::OutOfRange {
                 argument: Argument::Task,
-                value: task,
+                value: end,
                 min: 0,
-                max: 1,
+                max: 2,
             };
-            let text = format!("task is {task}, not in 0..=1");
-            assert_refused(result, &(want, text), "run_task");
+            let text = format!("task is {end}, not in 0..=2");
+            assert_refused(result, &(want, text), "run_tasks");
             assert_eq!(bits(&partial), bits(&pattern(partial.len())));
         }
     }
@@ -39,9 +42,14 @@ fn refuses_tasks_out_of_range() {
 
 #[test]
 fn refuses_short_partials() {
-    let case = good();
+    let case = Case::new(1, 1, 9000, 5, SMALL);
     let problem = case.problem();
     let plan = Plan::new(&problem).unwrap();
+    assert_eq!((plan.tasks(), plan.partial_tasks()), (4, 4));
+    let dense = |output: &mut Output| {
+        let dense = Output::dense(problem.shape, Elements::F32(&mut []), &mut []);
+        (output.o_strides, output.lse_strides) = (dense.o_strides, dense.lse_strides);
+    };
     let error = |len, needed| {
         let want = Error::TooShort {
             argument: Argument::Partials,
@@ -60,18 +68,38 @@ fn refuses_short_partials() {
             let mut partial = pattern(len);
             let options = default_on(backend);
             let mut workspace = workspace();
-            let result = run_task(&problem, &options, &plan, 1, &mut workspace, &mut partial);
-            assert_refused(result, &want, "run_task");
+            let result = run_unseen(
+                &problem,
+                &options,
+                &plan,
+                1..2,
+                &mut workspace,
+                &mut partial,
+            );
+            assert_refused(result, &want, "run_tasks");
             assert_eq!(bits(&partial), bits(&pattern(len)));
         }
     }
-    let needed = 2 * needed;
+    let needed = 4 * needed;
     for len in [0, needed / 2, needed - 1] {
         let want = error(len, needed);
-        let mut partials = pattern(len);
-        let call = |output: Output| combine(&problem, &plan, &mut partials, output);
-        untouched(case.sizes(), |_| {}, call, &want, "combine");
-        assert_eq!(bits(&partials), bits(&pattern(len)));
+        let partials = pattern(len);
+        let call = |output: Output| combine(&problem, &plan, 0..5, &partials, &output.into());
+        untouched(case.sizes(), dense, call, &want, "combine");
+    }
+    let partials = pattern(needed);
+    #[expect(clippy::reversed_empty_ranges, reason = "is refused")]
+    for (rows, value, max) in [(0..6, 6, 5), (3..2, 3, 2), (usize::MAX..5, usize::MAX, 5)] {
+        let want = Error::OutOfRange {
+            argument: Argument::Rows,
+            value,
+            min: 0,
+            max,
+        };
+        let text = format!("rows is {value}, not in 0..={max}");
+        let call =
+            |output: Output| combine(&problem, &plan, rows.clone(), &partials, &output.into());
+        untouched(case.sizes(), dense, call, &(want, text), "combine");
     }
 }
 
@@ -91,28 +119,41 @@ fn refuses_plans_of_another_shape() {
     ];
     for other in &plans {
         let plan = Plan::new(&other.problem()).unwrap();
-        let mut partials = pattern(plan.tasks() * plan.partial_len() + 100_000);
+        let mut partials = pattern(plan.partials_len() + 100_000);
         let len = partials.len();
         for backend in backends() {
             let options = default_on(backend);
             let mut workspace = workspace();
-            let error = run_task(&problem, &options, &plan, 0, &mut workspace, &mut partials)
-                .expect_err("run_task");
+            let error = run_unseen(
+                &problem,
+                &options,
+                &plan,
+                0..1,
+                &mut workspace,
+                &mut partials,
+            )
+            .expect_err("run_tasks");
             assert_eq!(bits(&partials), bits(&pattern(len)));
-            let call = |output: Output| combine(&problem, &plan, &mut partials, output);
+            let call = |output: Output| combine(&problem, &plan, 0..0, &partials, &output.into());
             let want = (error, error.to_string());
             untouched(case.sizes(), |_| {}, call, &want, "combine");
-            assert_eq!(bits(&partials), bits(&pattern(len)));
         }
     }
     // The same shape, other lengths: shorter ones make fewer tasks.
     let mut long = Case::new(1, 1, 3000, 1, SMALL);
     let plan = Plan::new(&long.problem()).unwrap();
     long.lens = Some(vec![10]);
-    let mut partials = pattern(plan.tasks() * plan.partial_len());
+    let mut partials = pattern(plan.partials_len());
     let mut workspace = workspace();
     let (problem, options) = (long.problem(), Options::default());
-    let result = run_task(&problem, &options, &plan, 0, &mut workspace, &mut partials);
+    let result = run_unseen(
+        &problem,
+        &options,
+        &plan,
+        0..1,
+        &mut workspace,
+        &mut partials,
+    );
     let want = Error::PlanMismatch {
         argument: Argument::CacheSeqlens,
         planned: None,
@@ -127,10 +168,9 @@ fn plans_of_another_shape_with_as_many_tasks_are_told_apart() {
     let case = good();
     let plan = Plan::new(&Case::new(2, 2, 39, 3, SMALL).problem()).unwrap();
     let problem = case.problem();
-    let mut partials = vec![0.0; plan.tasks() * plan.partial_len()];
     let (mut o, mut lse) = (vec![0.0; case.sizes().0], vec![0.0; case.sizes().1]);
     let output = Output::dense(case.shape, Elements::F32(&mut o), &mut lse);
-    let error = combine(&problem, &plan, &mut partials, output).unwrap_err();
+    let error = combine(&problem, &plan, 0..0, &[], &output.into()).unwrap_err();
     let want = Error::PlanMismatch {
         argument: Argument::SK,
         planned: Some(39),
@@ -248,13 +288,13 @@ fn plans_survive_as_numbers() {
                 continue;
             };
             told += 1;
-            let mut partials = pattern(plan.tasks() * plan.partial_len());
+            let mut partials = pattern(plan.partial_len());
             let (options, mut workspace) = (Options::default(), workspace());
-            let call = |output: Output| combine(&problem, &other, &mut partials, output);
+            let call = |output: Output| combine(&problem, &other, 0..0, &partials, &output.into());
             let error = first_difference(i, value, words[i]);
             let want = (error, error.to_string());
             untouched(case.sizes(), |_| {}, call, &want, "combine");
-            let result = run_tasks(
+            let result = run_unseen(
                 &problem,
                 &options,
                 &other,
@@ -291,26 +331,44 @@ fn neighbouring_tasks_are_tasks() {
     let (problem, options) = (case.problem(), Options::default());
     let plan = Plan::new(&problem).unwrap();
     let (tasks, len) = (plan.tasks(), plan.partial_len());
+    // A request without keys has its results at once.
+    assert_eq!((tasks, plan.partial_tasks()), (5, 4));
     let mut workspace = workspace();
-    let mut want = pattern(tasks * len);
-    for (task, partial) in want.chunks_mut(len).enumerate() {
-        run_task(&problem, &options, &plan, task, &mut workspace, partial).unwrap();
-    }
+    let mut run = |ranges: &[Range<usize>]| {
+        let mut partials = pattern(4 * len);
+        let output = dense(problem.shape, |output| {
+            let output = &SharedOutput::from(output);
+            ranges.iter().try_for_each(|tasks| {
+                let own = &mut partials[tasks.start.min(4) * len..];
+                let tasks = tasks.clone();
+                run_tasks(
+                    &problem,
+                    &options,
+                    &plan,
+                    tasks,
+                    &mut workspace,
+                    own,
+                    output,
+                )
+            })
+        });
+        (output, bits(&partials))
+    };
     for (begin, end) in (0..=tasks).flat_map(|end| (0..=end).map(move |begin| (begin, end))) {
-        let mut got = pattern(tasks * len);
-        let partials = &mut got[begin * len..];
-        run_tasks(
-            &problem,
-            &options,
-            &plan,
-            begin..end,
-            &mut workspace,
-            partials,
-        )
-        .unwrap();
-        let mut expected = pattern(tasks * len);
-        expected[begin * len..end * len].copy_from_slice(&want[begin * len..end * len]);
-        assert_eq!(bits(&got), bits(&expected), "{begin}..{end}");
+        let single: Vec<_> = (begin..end).map(|task| task..task + 1).collect();
+        let (got, want) = (run(std::slice::from_ref(&(begin..end))), run(&single));
+        assert!(got == want, "{begin}..{end}");
+        // Nothing but what they are about.
+        let untouched = bits(&pattern(4 * len));
+        let [before, after] = [begin, end].map(|task| task.min(4) * len);
+        assert_eq!(got.1[..before], untouched[..before]);
+        assert_eq!(got.1[after..], untouched[after..]);
+        let unwritten = bits(&pattern(got.0.1.len()));
+        let written = (got.0.1.iter().zip(&unwritten)).filter(|(a, b)| a != b);
+        assert_eq!(
+            written.count(),
+            if (begin..end).contains(&4) { 6 } else { 0 }
+        );
     }
     let out_of_range = |value, max| Error::OutOfRange {
         argument: Argument::Task,
@@ -320,10 +378,10 @@ fn neighbouring_tasks_are_tasks() {
     };
     let short = Error::TooShort {
         argument: Argument::Partials,
-        len: tasks * len - 1,
-        needed: tasks * len,
+        len: 4 * len - 1,
+        needed: 4 * len,
     };
-    let mut partials = pattern(tasks * len - 1);
+    let mut partials = pattern(4 * len - 1);
     #[expect(clippy::reversed_empty_ranges, reason = "is refused")]
     for (range, want) in [
         (0..tasks + 1, out_of_range(tasks + 1, tasks)),
@@ -331,7 +389,7 @@ fn neighbouring_tasks_are_tasks() {
         (2..1, out_of_range(2, 1)),
         (0..tasks, short),
     ] {
-        let result = run_tasks(
+        let result = run_unseen(
             &problem,
             &options,
             &plan,

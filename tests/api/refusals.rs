@@ -2,12 +2,12 @@
 //! Refused calls write nothing.
 
 use amla::{
-    Argument, Data, Elements, Error, Output, Plan, Problem, ProblemShape, TensorRef, combine,
-    decode, reference, run_task,
+    Argument, Data, Elements, Error, Options, Output, Plan, Problem, ProblemShape, TensorRef,
+    combine, decode, reference, run_tasks,
 };
 
 use crate::calls::{REFERENCES, SMALL, bits, bits16, pattern, pattern16};
-use crate::common::{Case, backends, modes, workspace};
+use crate::common::{Case, backends, modes, run_unseen, workspace};
 
 // -------------------------------------------------------------------------------------------------
 // Errors and their words
@@ -177,16 +177,18 @@ fn refused(problem: &Problem, want: &Refusal) {
             untouched(good.sizes(), dense, call, want, "decode");
             for task in [0, plan.tasks() - 1, usize::MAX] {
                 let mut partial = pattern(plan.partial_len());
-                let result = run_task(problem, &options, &plan, task, &mut workspace, &mut partial);
-                assert_refused(result, want, "run_task");
-                assert_eq!(bits(&partial), bits(&pattern(partial.len())), "run_task");
+                let task = task..task.saturating_add(1);
+                let result =
+                    run_unseen(problem, &options, &plan, task, &mut workspace, &mut partial);
+                assert_refused(result, want, "run_tasks");
+                assert_eq!(bits(&partial), bits(&pattern(partial.len())), "run_tasks");
             }
         }
     }
-    let mut partials = pattern(plan.tasks() * plan.partial_len());
-    let call = |output: Output| combine(problem, &plan, &mut partials, output);
+    let partials = pattern(plan.partials_len());
+    let rows = 0..plan.combined_rows();
+    let call = |output: Output| combine(problem, &plan, rows.clone(), &partials, &output.into());
     untouched(good.sizes(), dense, call, want, "combine");
-    assert_eq!(bits(&partials), bits(&pattern(partials.len())), "combine");
     if !matches!(want.0, Error::UnsupportedDims { .. }) {
         golden_refuses(problem, good.sizes(), want);
         references_refuse(problem, 16, good.sizes(), want);
@@ -215,10 +217,25 @@ fn refused_output(
             untouched(lengths, arrange, call, want, "decode");
         }
     }
-    let mut partials = pattern(plan.tasks() * plan.partial_len());
-    let call = |output: Output| combine(&problem, &plan, &mut partials, output);
+    let mut partials = pattern(plan.partials_len());
+    let rows = 0..plan.combined_rows();
+    let call = |output: Output| combine(&problem, &plan, rows.clone(), &partials, &output.into());
     untouched(lengths, arrange, call, want, "combine");
-    assert_eq!(bits(&partials), bits(&pattern(partials.len())), "combine");
+    let call = |output: Output| {
+        let (output, options) = (&output.into(), Options::default());
+        let tasks = 0..plan.tasks();
+        run_tasks(
+            &problem,
+            &options,
+            &plan,
+            tasks,
+            &mut workspace,
+            &mut partials,
+            output,
+        )
+    };
+    untouched(lengths, arrange, call, want, "run_tasks");
+    assert_eq!(bits(&partials), bits(&pattern(partials.len())), "run_tasks");
 }
 
 // -------------------------------------------------------------------------------------------------

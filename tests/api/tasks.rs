@@ -5,13 +5,13 @@ use std::thread;
 
 use amla::tile::{GROUP_ROWS, PANEL_ROWS, PANELS};
 use amla::{
-    Argument, Backend, BackendId, Error, Options, Plan, Problem, ProblemShape, Split, TailMask,
-    combine, run_task, run_tasks,
+    Argument, Backend, BackendId, Error, Options, Plan, Problem, ProblemShape, SharedOutput, Split,
+    TailMask, combine, run_tasks,
 };
 use half::bf16;
 
 use crate::calls::{Bits, MEDIUM, SMALL, combined, decoded, dense};
-use crate::common::{self, Case, modes, normal, used_workspace, workspace};
+use crate::common::{self, Case, modes, normal, run_unseen, used_workspace, workspace};
 
 /// A fixed shuffle of `0..n`.
 fn shuffled(n: usize) -> Vec<usize> {
@@ -24,30 +24,55 @@ fn shuffled(n: usize) -> Vec<usize> {
     order
 }
 
+/// With as many tasks as there can be.
+fn finest(problem: &Problem) -> Plan {
+    Plan::for_threads(problem, 1 << 20).unwrap()
+}
+
 /// Runs the tasks in that order, dealt to threads in turn, and combines them.
 fn in_order(problem: &Problem, options: &Options, order: &[usize], threads: usize) -> Bits {
-    let plan = Plan::new(problem).unwrap();
+    let plan = finest(problem);
     assert_eq!(order.len(), plan.tasks());
-    let mut partials = vec![f32::NAN; plan.tasks() * plan.partial_len()];
-    let mut memories: Vec<Option<&mut [f32]>> =
-        partials.chunks_mut(plan.partial_len()).map(Some).collect();
-    let mut hands: Vec<Vec<(usize, &mut [f32])>> = (0..threads).map(|_| Vec::new()).collect();
-    for (i, &task) in order.iter().enumerate() {
-        hands[i % threads].push((task, memories[task].take().unwrap()));
-    }
-    thread::scope(|scope| {
-        for hand in hands {
-            let plan = &plan;
-            scope.spawn(move || {
-                let mut workspace = workspace();
-                for (task, partial) in hand {
-                    run_task(problem, options, plan, task, &mut workspace, partial).unwrap();
-                }
-            });
-        }
-    });
     dense(problem.shape, |output| {
-        combine(problem, &plan, &mut partials, output)
+        let mut partials = vec![f32::NAN; plan.partials_len()];
+        let memories = partials.chunks_mut(plan.partial_len()).map(Some);
+        let mut memories: Vec<_> = memories.collect();
+        let mut hands: Vec<Vec<_>> = (0..threads).map(|_| Vec::new()).collect();
+        for (i, &task) in order.iter().enumerate() {
+            let partial = memories.get_mut(task).and_then(Option::take);
+            hands[i % threads].push((task, partial.unwrap_or_default()));
+        }
+        let (plan, output) = (&plan, &SharedOutput::from(output));
+        thread::scope(|scope| {
+            for hand in hands {
+                scope.spawn(move || {
+                    let mut workspace = workspace();
+                    for (task, partial) in hand {
+                        let tasks = task..task + 1;
+                        run_tasks(
+                            problem,
+                            options,
+                            plan,
+                            tasks,
+                            &mut workspace,
+                            partial,
+                            output,
+                        )
+                        .unwrap();
+                    }
+                });
+            }
+        });
+        let partials = &partials;
+        thread::scope(|scope| {
+            for i in 0..threads {
+                let start = |i| plan.combined_rows() * i / threads;
+                scope.spawn(move || {
+                    combine(problem, plan, start(i)..start(i + 1), partials, output).unwrap();
+                });
+            }
+        });
+        Ok(())
     })
 }
 
@@ -175,28 +200,34 @@ fn under_16_tasks_are_cut_finer() {
             rows.next_multiple_of(16)
         };
         assert_eq!(room, padded.clamp(1, GROUP_ROWS));
-        (plan.tasks(), room.div_ceil(PANEL_ROWS))
+        (
+            plan.tasks(),
+            plan.partial_tasks(),
+            room.div_ceil(PANEL_ROWS),
+        )
     };
     let rows = |panels: usize| panels * PANEL_ROWS;
     if PANELS < 4 {
         // A group is a panel.
-        assert_eq!(tasks(1, 1, 4096, rows(4)), (8, 1));
+        assert_eq!(tasks(1, 1, 4096, rows(4)), (8, 8, 1));
         return;
     }
-    // Two KV splits.
-    assert_eq!(tasks(1, 1, 4096, rows(2)), (4, 1));
-    assert_eq!(tasks(1, 2, 4096, rows(2)), (8, 1));
-    assert_eq!(tasks(4, 1, 4096, rows(2)), (16, 1));
-    assert_eq!(tasks(4, 2, 4096, rows(2)), (16, 2));
-    assert_eq!(tasks(8, 2, 4096, rows(2)), (16, 4));
-    assert_eq!(tasks(8, 1, 4096, rows(2)), (16, 2));
+    // Two KV splits, or all keys where there are rows enough.
+    assert_eq!(tasks(1, 1, 4096, rows(2)), (4, 4, 1));
+    assert_eq!(tasks(1, 2, 4096, rows(2)), (8, 8, 1));
+    assert_eq!(tasks(4, 1, 4096, rows(2)), (16, 16, 1));
+    assert_eq!(tasks(4, 2, 4096, rows(2)), (16, 16, 2));
+    assert_eq!(tasks(8, 2, 4096, rows(2)), (16, 16, 4));
+    assert_eq!(tasks(8, 1, 4096, rows(2)), (16, 16, 2));
     // Rows of the last panel; groups of four panels, of three and of less than one.
-    assert_eq!(tasks(1, 1, 100, rows(2) + 1), (3, 1));
-    assert_eq!(tasks(1, 1, 100, rows(4)), (4, 1));
-    assert_eq!(tasks(4, 1, 100, rows(6)), (16, 2));
-    assert_eq!(tasks(8, 1, 100, rows(6) - 1), (16, 3));
-    assert_eq!(tasks(1, 1, 100, 1), (1, 1));
-    assert_eq!(tasks(16, 1, 100, 1), (16, 1));
+    assert_eq!(tasks(1, 1, 100, rows(2) + 1), (3, 0, 1));
+    assert_eq!(tasks(1, 1, 100, rows(4)), (4, 0, 1));
+    assert_eq!(tasks(4, 1, 100, rows(6)), (16, 0, 2));
+    assert_eq!(tasks(8, 1, 100, rows(6) - 1), (16, 0, 3));
+    assert_eq!(tasks(1, 1, 100, 1), (1, 0, 1));
+    assert_eq!(tasks(16, 1, 100, 1), (16, 0, 1));
+    // A long prompt has no partial results.
+    assert_eq!(tasks(1, 512, 16_384, rows(2)), (256, 0, 4));
 }
 
 pub fn tasks_in_any_order(backend: Backend) {
@@ -230,7 +261,7 @@ pub fn tasks_in_any_order(backend: Backend) {
     for (i, (case, tasks)) in cases.iter().enumerate() {
         let mut problem = case.problem();
         problem.kv.strides[0] = 0;
-        let plan = Plan::new(&problem).unwrap();
+        let plan = finest(&problem);
         assert_eq!(plan.tasks(), *tasks, "{:?}", case.shape);
         let forward: Vec<usize> = (0..*tasks).collect();
         let reverse: Vec<usize> = (0..*tasks).rev().collect();
@@ -262,19 +293,19 @@ pub fn tasks_in_any_order(backend: Backend) {
 /// Ranges of a chosen length: as many tasks, and the same bits from one thread or several, in any order.
 pub fn chosen_splits(backend: Backend) {
     for (s_q, h_q) in [(1, 1), (1, 16), (2, 70)] {
-        let mut case = Case::new(2, s_q, 700, h_q, SMALL);
-        case.lens = Some(vec![700, 130]);
+        let mut case = Case::new(2, s_q, 4000, h_q, SMALL);
+        case.lens = Some(vec![4000, 130]);
         case.causal = true;
         let golden = case.golden();
-        for every in [32, 96, 192, 320, 1024] {
+        for every in [32, 96, 320, 1024] {
             let problem = Problem {
                 split: Split::Every(every),
                 ..case.problem()
             };
-            let plan = Plan::new(&problem).unwrap();
+            let plan = finest(&problem);
             let groups = (s_q * h_q).div_ceil(PANEL_ROWS);
-            let tasks = groups * (700_usize.div_ceil(every) + 130_usize.div_ceil(every));
-            assert!(plan.tasks() == tasks || tasks > 16, "{tasks}");
+            let tasks = groups * (4000_usize.div_ceil(every) + 130_usize.div_ceil(every));
+            assert_eq!(plan.tasks(), tasks);
             assert_eq!(Plan::from_words(plan.to_words()), Some(plan));
             for options in modes(backend) {
                 let want = decoded(&problem, &options);
@@ -310,9 +341,9 @@ fn splits_of_other_lengths_are_refused() {
         ..case.problem()
     });
     let plan = Plan::new(&every).unwrap();
-    let mut partials = vec![0.0; plan.tasks() * plan.partial_len()];
+    let mut partials = vec![0.0; plan.partials_len()];
     let error = used_workspace(|workspace| {
-        run_tasks(
+        run_unseen(
             &by_length,
             &Options::default(),
             &plan,

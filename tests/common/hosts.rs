@@ -5,7 +5,7 @@ use std::fmt::Debug;
 
 use amla::{
     Argument, Backend, Data, Elements, Error, Lse, Options, Output, Pages, Plan, Problem,
-    ProblemShape, TailMask, TensorRef, combine, decode, reference, run_task,
+    ProblemShape, TailMask, TensorRef, decode, reference,
 };
 use half::bf16;
 use rand::seq::SliceRandom;
@@ -13,8 +13,8 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::common::{
-    assert_one_nan, close, halves, modes, normal, tolerance, used_workspace, with_magnitudes,
-    workspace,
+    assert_one_nan, close, halves, modes, normal, run_plan, tolerance, used_workspace,
+    with_magnitudes,
 };
 
 // -------------------------------------------------------------------------------------------------
@@ -698,14 +698,8 @@ pub fn decoded(problem: &Problem, options: &Options) -> Bits {
 /// The same through tasks, the last one first.
 pub fn combined(problem: &Problem, options: &Options) -> Bits {
     let plan = Plan::new(problem).unwrap();
-    let mut partials = vec![PATTERN; plan.tasks() * plan.partial_len()];
-    let memories = partials.chunks_mut(plan.partial_len()).enumerate();
-    let mut workspace = workspace();
-    for (task, partial) in memories.rev() {
-        run_task(problem, options, &plan, task, &mut workspace, partial).unwrap();
-    }
     written(problem, |output| {
-        combine(problem, &plan, &mut partials, output)
+        run_plan(problem, options, &plan, (0..plan.tasks()).rev(), output)
     })
 }
 

@@ -5,11 +5,13 @@ pub mod precision;
 
 use std::cell::RefCell;
 use std::io::Write;
+use std::ops::Range;
 use std::sync::LazyLock;
 
 use amla::{
-    Backend, BackendId, Data, Elements, Lse, Options, Output, Precision, Problem, ProblemShape,
-    Rescale, TensorRef, Workspace, decode, reference,
+    Backend, BackendId, Data, Elements, Error, Lse, Options, Output, Plan, Precision, Problem,
+    ProblemShape, Rescale, SharedOutput, TensorRef, Workspace, combine, decode, reference,
+    run_tasks,
 };
 use half::bf16;
 use rand::{Rng, SeedableRng};
@@ -392,4 +394,71 @@ pub fn used_workspace<T>(use_it: impl FnOnce(&mut Workspace) -> T) -> T {
 
 pub fn workspace() -> Box<Workspace> {
     bytemuck::zeroed_box()
+}
+
+/// Runs tasks of a plan, all of them, in that order and one by one, and combines their results, some rows at a time, from the last on.
+pub fn run_plan(
+    problem: &Problem,
+    options: &Options,
+    plan: &Plan,
+    order: impl Iterator<Item = usize>,
+    output: Output,
+) -> Result<(), Error> {
+    let output = &SharedOutput::from(output);
+    let mut partials = vec![f32::NAN; plan.partials_len()];
+    used_workspace(|workspace| {
+        for task in order {
+            let own = task.min(plan.partial_tasks()) * plan.partial_len();
+            let own = &mut partials[own..];
+            run_tasks(
+                problem,
+                options,
+                plan,
+                task..task + 1,
+                workspace,
+                own,
+                output,
+            )?;
+        }
+        let mut end = plan.combined_rows();
+        for rows in [1, 9, 70].into_iter().cycle() {
+            let start = end.saturating_sub(rows);
+            combine(problem, plan, start..end, &partials, output)?;
+            end = start;
+            if end == 0 {
+                break;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Runs neighbouring tasks that write to outputs nobody looks at.
+pub fn run_unseen(
+    problem: &Problem,
+    options: &Options,
+    plan: &Plan,
+    tasks: Range<usize>,
+    workspace: &mut Workspace,
+    partials: &mut [f32],
+) -> Result<(), Error> {
+    let ProblemShape {
+        b, s_q, h_q, d_v, ..
+    } = problem.shape;
+    let [b, s_q] = match problem.q_indptr {
+        Some(indptr) => [1, indptr.last().map_or(0, |&tokens| tokens.max(0) as usize)],
+        None => [b, s_q],
+    };
+    // Shapes that are refused may be of any size.
+    let rows = b.saturating_mul(s_q).saturating_mul(h_q);
+    let rows = if rows < 1 << 16 { rows } else { 0 };
+    let (mut o, mut lse) = (vec![0.0; rows * d_v.min(512)], vec![0.0; rows]);
+    let shape = ProblemShape {
+        b,
+        s_q,
+        ..problem.shape
+    };
+    let output = Output::dense(shape, Elements::F32(&mut o), &mut lse);
+    let output = &SharedOutput::from(output);
+    run_tasks(problem, options, plan, tasks, workspace, partials, output)
 }

@@ -1,8 +1,11 @@
 //! Calls of everything that takes a problem, good problems to be changed, and errors.
 
+use std::iter;
+use std::ops::Range;
+
 use amla::{
     Argument, Elements, Error, Extra, IndexList, Indices, Options, Output, Plan, Problem,
-    ProblemShape, Sparse, Workspace, combine, decode, run_task, run_tasks,
+    ProblemShape, Sparse, Workspace, combine, decode, run_tasks,
 };
 
 use crate::common::workspace;
@@ -90,21 +93,58 @@ impl Caller {
             |_| (),
             |output, workspace, _| decode(bad, &options, workspace, output),
         );
+        let room = plan.partials_len();
+        self.combine(bad, shape, plan, 0..plan.combined_rows(), room, want);
+        let single = tasks.iter().map(|&task| task..task.saturating_add(1));
+        for tasks in single.chain(iter::once(0..plan.tasks())) {
+            self.run(bad, shape, plan, tasks, room, want);
+        }
+    }
+
+    /// These tasks are refused, with outputs of a shape and `room` numbers of partial results.
+    #[track_caller]
+    pub fn run(
+        &mut self,
+        problem: &Problem,
+        shape: ProblemShape,
+        plan: &Plan,
+        tasks: Range<usize>,
+        room: usize,
+        want: Error,
+    ) {
+        let options = &Options::default();
         self.output(
             shape,
             want,
             |_| (),
-            |output, _, partials| combine(bad, plan, partials, output),
+            |output, workspace, partials| {
+                let (tasks, partials, output) =
+                    (tasks.clone(), &mut partials[..room], &output.into());
+                run_tasks(problem, options, plan, tasks, workspace, partials, output)
+            },
         );
-        for &task in tasks {
-            let (workspace, partials) = (&mut self.workspace, &mut self.partials);
-            let result = run_task(bad, &options, plan, task, workspace, partials);
-            self.same(result, want);
-        }
-        let (workspace, partials) = (&mut self.workspace, &mut self.partials);
-        let result = run_tasks(bad, &options, plan, 0..plan.tasks(), workspace, partials);
-        self.same(result, want);
-        assert!(untouched(&self.partials));
+    }
+
+    /// The same of rows to be combined.
+    #[track_caller]
+    pub fn combine(
+        &mut self,
+        problem: &Problem,
+        shape: ProblemShape,
+        plan: &Plan,
+        rows: Range<usize>,
+        room: usize,
+        want: Error,
+    ) {
+        self.output(
+            shape,
+            want,
+            |_| (),
+            |output, _, partials| {
+                let (rows, partials) = (rows.clone(), &partials[..room]);
+                combine(problem, plan, rows, partials, &output.into())
+            },
+        );
     }
 }
 

@@ -1,12 +1,16 @@
 //! Outputs, plans and partial results.
 
+use std::ops::Range;
+
 use amla::{
-    Argument, Elements, Error, Lse, Options, Output, Part, Plan, Problem, ProblemShape, combine,
-    decode, merge, run_task,
+    Argument, Elements, Error, Lse, Options, Output, Pages, Part, Plan, Problem, ProblemShape,
+    combine, decode, merge, run_tasks,
 };
 
-use crate::caller::{Caller, DIMS, HEADS, LENS, out_of_range, report, too_short, wrong_length};
-use crate::host::{Host, PATTERN, PLAIN, plan_mismatch, rows, untouched};
+use crate::caller::{
+    Caller, DIMS, HEADS, LENS, PAGE, out_of_range, report, too_short, wrong_length,
+};
+use crate::host::{Host, PATTERN, PLAIN, paged, plan_mismatch, rows, untouched};
 
 #[test]
 fn outputs() {
@@ -48,7 +52,14 @@ fn outputs() {
             });
             caller.output(shape, want, change, |output, _, partials| {
                 call(output, &mut |output| {
-                    combine(&good, &plan, partials, output)
+                    let rows = 0..plan.combined_rows();
+                    combine(&good, &plan, rows, partials, &output.into())
+                })
+            });
+            caller.output(shape, want, change, |output, workspace, partials| {
+                call(output, &mut |output| {
+                    let (tasks, output) = (0..plan.tasks(), &output.into());
+                    run_tasks(&good, &options, &plan, tasks, workspace, partials, output)
                 })
             });
             caller.output(shape, want, change, |output, _, _| {
@@ -86,7 +97,7 @@ fn outputs() {
             deny(overlap, &|output| strides(output, 0));
         }
     }
-    report("outputs", &caller, 250);
+    report("outputs", &caller, 300);
 }
 
 fn shorten(output: &mut Output, of_o: bool, len: usize) {
@@ -102,38 +113,25 @@ fn shorten(output: &mut Output, of_o: bool, len: usize) {
     };
 }
 
-/// Tasks that don't exist, too little memory for them, and plans of other problems.
+/// Tasks and rows that don't exist, and plans of other problems.
 #[test]
 fn plans_and_tasks() {
     let mut caller = Caller::new();
-    let options = Options::default();
     with_apart_one(|good| {
         let plan = Plan::new(good).unwrap();
-        let (tasks, len) = (plan.tasks(), plan.partial_len());
-        let Caller {
-            workspace,
-            partials,
-            ..
-        } = &mut Caller::new();
+        let (tasks, shape) = (plan.tasks(), good.shape);
         for task in [tasks, tasks + 1, usize::MAX] {
-            let want = out_of_range(Argument::Task, task, 0, tasks - 1);
-            let result = run_task(good, &options, &plan, task, workspace, partials);
-            caller.same(result, want);
+            let want = out_of_range(Argument::Task, task.saturating_add(1), 0, tasks);
+            caller.run(good, shape, &plan, task..task.saturating_add(1), 0, want);
         }
-        for room in [0, 1, len - 1] {
-            let want = too_short(Argument::Partials, room, len);
-            let result = run_task(good, &options, &plan, 0, workspace, &mut partials[..room]);
-            caller.same(result, want);
-        }
-        assert!(untouched(partials));
-        for room in [0, len, tasks * len - 1] {
-            let want = too_short(Argument::Partials, room, tasks * len);
-            caller.output(
-                good.shape,
-                want,
-                |_| (),
-                |output, _, partials| combine(good, &plan, &mut partials[..room], output),
-            );
+        let reversed = Range { start: 1, end: 0 };
+        let want = out_of_range(Argument::Task, 1, 0, 0);
+        caller.run(good, shape, &plan, reversed, 0, want);
+        // None of them has a partial result.
+        assert_eq!((plan.partials_len(), plan.combined_rows()), (0, 0));
+        for end in [1, usize::MAX] {
+            let want = out_of_range(Argument::Rows, end, 0, 0);
+            caller.combine(good, shape, &plan, 0..end, 0, want);
         }
         let others: [fn(&mut Problem); 5] = [
             |p| p.shape.b = 1,
@@ -151,18 +149,71 @@ fn plans_and_tasks() {
                 (.., lens) => lens,
             };
             let want = plan_mismatch(good, &other);
-            let result = run_task(&other, &options, &plan, 0, workspace, partials);
-            caller.same(result, want);
-            assert!(untouched(partials));
-            caller.output(
-                good.shape,
-                want,
-                |_| (),
-                |output, _, partials| combine(&other, &plan, partials, output),
-            );
+            caller.run(&other, shape, &plan, 0..1, 0, want);
+            caller.combine(&other, shape, &plan, 0..0, 0, want);
         }
     });
-    report("plans and tasks", &caller, 30);
+    report("plans and tasks", &caller, 48);
+}
+
+/// Too little memory for partial results, rows that don't exist, and pages that don't.
+#[test]
+fn partial_results() {
+    let mut caller = Caller::new();
+    let host = Host::new(HEADS, DIMS, &[(1, 5000)]);
+    let laid = host.laid(paged(PAGE));
+    let long = &laid.problem();
+    let plan = Plan::new(long).unwrap();
+    let (tasks, len) = (plan.partial_tasks(), plan.partial_len());
+    assert!(tasks == plan.tasks() && tasks > 2);
+    let (rows, shape) = (plan.combined_rows(), long.shape);
+    assert_eq!((rows, plan.partials_len()), (HEADS[0], tasks * len));
+    for (run, needed) in [
+        (1..2, len),
+        (0..tasks, tasks * len),
+        (1..tasks, (tasks - 1) * len),
+    ] {
+        for room in [0, 1, needed - 1] {
+            let want = too_short(Argument::Partials, room, needed);
+            caller.run(long, shape, &plan, run.clone(), room, want);
+        }
+    }
+    for room in [0, len, tasks * len - 1] {
+        let want = too_short(Argument::Partials, room, tasks * len);
+        for rows in [0..0, 0..1, 0..rows] {
+            caller.combine(long, shape, &plan, rows, room, want);
+        }
+    }
+    let reversed = Range { start: 3, end: 2 };
+    for (wrong, value, max) in [
+        (0..rows + 1, rows + 1, rows),
+        (rows..rows + 1, rows + 1, rows),
+        (0..usize::MAX, usize::MAX, rows),
+        (reversed, 3, 2),
+    ] {
+        let want = out_of_range(Argument::Rows, value, 0, max);
+        caller.combine(long, shape, &plan, wrong, tasks * len, want);
+    }
+    let pages = long.pages.unwrap();
+    for index in [0, 100, 5000 / PAGE] {
+        let mut table = pages.block_table.to_vec();
+        table[index] = -1;
+        let bad = Problem {
+            pages: Some(Pages {
+                block_table: &table,
+                ..pages
+            }),
+            ..*long
+        };
+        let want = Error::Page {
+            request: 0,
+            index,
+            value: -1,
+            limit: pages.pages,
+        };
+        caller.tasks(&bad, long, want, &[0, 1, tasks - 1]);
+    }
+    report("partial results", &caller, 100);
 }
 
 fn with_apart_one(call: impl FnOnce(&Problem)) {

@@ -1,12 +1,9 @@
 //! Largest scores: of rows in every kernel, of keys that a reference needn't move for, and of special values.
 
-use amla::{
-    Backend, Elements, Options, Output, Plan, Problem, ProblemShape, combine, decode, reference,
-    run_tasks,
-};
+use amla::{Backend, Elements, Options, Output, Plan, Problem, ProblemShape, decode, reference};
 use half::bf16;
 
-use crate::common::{close, modes, used_workspace};
+use crate::common::{close, modes, run_plan, used_workspace, workspace};
 use crate::host::{Host, PATTERN, PLAIN, bits, decoded, output, paged, rows};
 use crate::sizes::{MLA, SMALL};
 
@@ -76,7 +73,7 @@ pub fn special_scores(backend: Backend) {
                 max_logits: Some(&mut max_logits),
                 ..output(&problem, Elements::F32(&mut o), &mut lse)
             };
-            decode(&problem, &options, &mut crate::common::workspace(), output).unwrap();
+            decode(&problem, &options, &mut workspace(), output).unwrap();
             let bits = |xs: &[f32]| xs.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             assert!((bits(&o), bits(&lse)) == want, "{options:?}");
         }
@@ -93,32 +90,27 @@ pub fn check_max_logits(problem: &Problem, options: &Options) {
     reference::golden_max_logits(problem, &mut want).unwrap();
     let mut o = vec![PATTERN; rows * problem.shape.d_v];
     let plan = Plan::new(problem).unwrap();
-    let mut partials = vec![PATTERN; plan.tasks() * plan.partial_len()];
-    used_workspace(|workspace| {
-        let tasks = 0..plan.tasks();
-        run_tasks(problem, options, &plan, tasks, workspace, &mut partials).unwrap();
-        let mut of = |at_once| {
-            let mut max_logits = vec![PATTERN; rows];
-            let output = Output {
-                lse: None,
-                lse_strides: [h_q * tokens, tokens, 1],
-                max_logits: Some(&mut max_logits),
-                ..output(problem, Elements::F32(&mut o), &mut [])
-            };
-            match at_once {
-                true => decode(problem, options, workspace, output).unwrap(),
-                false => combine(problem, &plan, &mut partials, output).unwrap(),
-            }
-            max_logits
+    let mut of = |at_once| {
+        let mut max_logits = vec![PATTERN; rows];
+        let output = Output {
+            lse: None,
+            lse_strides: [h_q * tokens, tokens, 1],
+            max_logits: Some(&mut max_logits),
+            ..output(problem, Elements::F32(&mut o), &mut [])
         };
-        let got = of(true);
-        assert_eq!(bits(&got), bits(&of(false)), "{options:?}");
-        for (row, (&got, &want)) in got.iter().zip(&want).enumerate() {
-            let limit = 4e-7 * want.abs().max(8.0);
-            assert!(
-                close(got, want, limit),
-                "max_logits[{row}] = {got}, want {want}, {options:?}"
-            );
+        match at_once {
+            true => used_workspace(|memory| decode(problem, options, memory, output)).unwrap(),
+            false => run_plan(problem, options, &plan, 0..plan.tasks(), output).unwrap(),
         }
-    });
+        max_logits
+    };
+    let got = of(true);
+    assert_eq!(bits(&got), bits(&of(false)), "{options:?}");
+    for (row, (&got, &want)) in got.iter().zip(&want).enumerate() {
+        let limit = 4e-7 * want.abs().max(8.0);
+        assert!(
+            close(got, want, limit),
+            "max_logits[{row}] = {got}, want {want}, {options:?}"
+        );
+    }
 }

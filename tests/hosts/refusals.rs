@@ -2,10 +2,10 @@
 
 use amla::{
     Argument, Data, Elements, Error, Options, Output, Pages, Plan, Problem, TailMask, TensorRef,
-    combine, decode, reference, run_task,
+    combine, decode, reference, run_tasks,
 };
 
-use crate::common::{backends, modes, workspace};
+use crate::common::{backends, modes, run_unseen, workspace};
 use crate::host::{
     Host, Keys, Layout, PATTERN, PLAIN, decoded, int, output, paged, plan_mismatch, rows, same,
     untouched,
@@ -68,22 +68,26 @@ fn call_refused(good: &Problem, want: Error, call: impl FnOnce(Output) -> Result
     assert!(untouched(&o) && untouched(&lse));
 }
 
-/// Calls what takes a plan; `run_task` with these tasks.
+/// Calls what takes a plan; `run_tasks` with each of these tasks.
 #[track_caller]
 fn plan_refused(problem: &Problem, good: &Problem, plan: &Plan, tasks: &[usize], want: Error) {
-    let mut partial = vec![PATTERN; plan.partial_len()];
+    let partial = &mut vec![PATTERN; plan.partial_len()][..];
     let memory = &mut workspace();
     for options in all_modes() {
         for &task in tasks {
-            let result = run_task(problem, &options, plan, task, memory, &mut partial);
-            assert_eq!(result, Err(want));
+            let tasks = task..task.saturating_add(1);
+            call_refused(good, want, |output| {
+                let output = &output.into();
+                run_tasks(problem, &options, plan, tasks, memory, partial, output)
+            });
         }
     }
-    let mut partials = vec![PATTERN; plan.tasks() * plan.partial_len()];
+    let partials = vec![PATTERN; plan.partials_len()];
+    let rows = 0..plan.combined_rows();
     call_refused(good, want, |output| {
-        combine(problem, plan, &mut partials, output)
+        combine(problem, plan, rows, &partials, &output.into())
     });
-    assert!(untouched(&partial) && untouched(&partials));
+    assert!(untouched(partial));
 }
 
 /// Everything that takes a problem refuses this one, but of its tasks only these.
@@ -162,7 +166,8 @@ fn refuses_pages_that_are_not() {
                     let partial = &mut vec![0.0; plan.partial_len()][..];
                     for (options, task) in all_modes().zip(others.into_iter().cycle()) {
                         let memory = &mut workspace();
-                        run_task(problem, &options, &plan, task, memory, partial).unwrap();
+                        let tasks = task..task + 1;
+                        run_unseen(problem, &options, &plan, tasks, memory, partial).unwrap();
                     }
                 });
             }
@@ -419,11 +424,11 @@ fn refuses_plans_of_other_lengths() {
     let plan = Plan::new(&problems[1]).unwrap();
     let partial = &mut vec![0.0; plan.partial_len()][..];
     for options in all_modes() {
-        run_task(
+        run_unseen(
             &laid.problem(),
             &options,
             &plan,
-            0,
+            0..1,
             &mut workspace(),
             partial,
         )

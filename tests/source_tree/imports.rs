@@ -23,6 +23,7 @@ const LAYERS: &[&[&str]] = &[
     &["attend"],
     &["dims"],
     &["plan", "stages"],
+    &["run"],
     &["pool"],
     &["attention"],
     &["owned"],

@@ -1,5 +1,6 @@
 //! The calls, and what must hold after each.
 
+use std::ffi::c_void;
 use std::mem::size_of;
 use std::ptr;
 
@@ -10,11 +11,25 @@ use super::memory::{Given, Guarded, struct_size};
 use super::overwrite::{choice, len};
 use crate::draw::Draw;
 use crate::hosts::Bits;
+use crate::merge::amla_merge;
 use crate::run::{
-    amla_combine, amla_merge, amla_plan, amla_plan_query, amla_plan_size, amla_run, amla_run_tasks,
-    amla_workspace_size,
+    amla_combine, amla_combine_rows, amla_plan_for_threads, amla_plan_query, amla_plan_size,
+    amla_run, amla_run_parallel, amla_run_tasks, amla_workspace_size,
 };
 use crate::types::{self, Call, Part, PlanInfo, Status};
+
+/// A pool of one thread.
+unsafe extern "C" fn backwards(
+    _pool: *mut c_void,
+    n: usize,
+    body: unsafe extern "C" fn(*mut c_void, usize),
+    arg: *mut c_void,
+) {
+    for i in (0..n).rev() {
+        // SAFETY: as the function that gave it wants it called.
+        unsafe { body(arg, i) }
+    }
+}
 
 impl Caller {
     /// Whether a valid call would take long: strides of 0 make caches of any length.
@@ -72,7 +87,10 @@ impl Caller {
         };
         let mut plan = Guarded::new(len);
         // SAFETY: as above; there are `len` bytes for the plan.
-        let status = unsafe { amla_plan(call, plan.pointer(), len, detail) };
+        let status = unsafe {
+            let threads = draw.one_of(&[0, 1, 16, 1 << 20, usize::MAX]);
+            amla_plan_for_threads(call, threads, plan.pointer(), len, detail)
+        };
         self.check(status);
         plan.check();
         assert!(status == types::AMLA_OK || plan.is_untouched());
@@ -121,6 +139,8 @@ impl Caller {
             tasks: 0,
             partial_len: 0,
             partials_len: 0,
+            partial_tasks: 0,
+            combined_rows: 0,
         };
         // SAFETY: there are `plan_len` bytes, and a struct.
         let status = unsafe { amla_plan_query(plan.pointer(), plan_len, &raw mut info, detail) };
@@ -157,18 +177,62 @@ impl Caller {
             workspace.check();
             all = all.max(status);
         }
-        // SAFETY: as above.
-        let status = unsafe {
-            let partials = partials.pointer();
-            amla_combine(
-                call,
-                plan.pointer(),
-                plan_len,
-                partials,
-                partials_len,
-                detail,
-            )
+        let middle = draw.among(0..=info.combined_rows);
+        let merges = match draw.once_in(2) {
+            true => vec![[0, info.combined_rows]],
+            false => vec![[middle, info.combined_rows + shift], [0, middle]],
         };
+        let mut status = types::AMLA_OK;
+        for [begin, end] in merges {
+            let partials = partials.pointer();
+            // SAFETY: as above.
+            let merge = unsafe {
+                match [begin, end] == [0, info.combined_rows] {
+                    true => amla_combine(
+                        call,
+                        plan.pointer(),
+                        plan_len,
+                        partials,
+                        partials_len,
+                        detail,
+                    ),
+                    false => amla_combine_rows(
+                        call,
+                        plan.pointer(),
+                        plan_len,
+                        begin,
+                        end,
+                        partials,
+                        partials_len,
+                        detail,
+                    ),
+                }
+            };
+            self.check(merge);
+            status = status.max(merge);
+        }
+        if draw.once_in(2) {
+            let threads = draw.among(1..=2);
+            let mut workspaces = Guarded::new(threads * size_of::<Workspace>() + shift);
+            // SAFETY: as above; the function calls what it gets as it should.
+            let parallel = unsafe {
+                amla_run_parallel(
+                    call,
+                    plan.pointer(),
+                    plan_len,
+                    (!draw.once_in(16)).then_some(backwards),
+                    ptr::null_mut(),
+                    workspaces.pointer(),
+                    workspaces.len,
+                    partials.pointer(),
+                    partials_len,
+                    detail,
+                )
+            };
+            self.check(parallel);
+            workspaces.check();
+            all = all.max(parallel);
+        }
         self.check(status);
         partials.check();
         let same = self.outputs() == before;

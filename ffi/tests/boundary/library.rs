@@ -8,7 +8,8 @@ use std::ptr::null;
 use amla::{Backend, BackendId, SUPPORTED_DIMS};
 
 use crate::info;
-use crate::run::{amla_merge, amla_plan_query, amla_plan_size, amla_workspace_size};
+use crate::merge::amla_merge;
+use crate::run::{amla_plan_query, amla_plan_size, amla_workspace_size};
 use crate::types::*;
 use crate::world::*;
 

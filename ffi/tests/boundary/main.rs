@@ -22,6 +22,8 @@ mod fault;
 mod info;
 #[path = "../../src/memory.rs"]
 mod memory;
+#[path = "../../src/merge.rs"]
+mod merge;
 #[path = "../../src/report.rs"]
 mod report;
 #[path = "../../src/run.rs"]

@@ -4,7 +4,8 @@ use std::ptr::null;
 
 use half::bf16;
 
-use crate::run::{amla_merge, amla_plan_query};
+use crate::merge::amla_merge;
+use crate::run::{amla_plan_for_threads, amla_plan_query};
 use crate::types::*;
 use crate::world::*;
 
@@ -28,8 +29,8 @@ fn good_calls_are_done_at_once_and_by_tasks() {
 
 #[test]
 fn the_last_task_can_be_run_alone_and_touches_its_own_part() {
-    let mut w = World::apart();
-    w.begin = 1;
+    let mut w = World::apart().long();
+    w.begin = 2 * B - 1;
     assert_eq!(w.answers(Who::Tasks)[0].1, AMLA_OK);
     let mut info = PlanInfo {
         struct_size: size_of::<PlanInfo>() as u32,
@@ -38,8 +39,10 @@ fn the_last_task_can_be_run_alone_and_touches_its_own_part() {
     let (plan, size) = (w.plan.as_ptr().cast(), w.plan.len());
     // SAFETY: the plan and the struct are this test's.
     let status = unsafe { amla_plan_query(plan, size, &mut info, std::ptr::null_mut()) };
-    assert_eq!((status, info.tasks), (AMLA_OK, B));
-    let (first, second) = w.partials.split_at(info.partial_len);
+    assert_eq!((status, info.tasks), (AMLA_OK, 2 * B));
+    assert_eq!((info.partial_tasks, info.combined_rows), (2 * B, B * H_Q));
+    let last = (2 * B - 1) * info.partial_len;
+    let (first, second) = w.partials.split_at(last);
     assert!(first.iter().all(|x| x.to_bits() == PATTERN.to_bits()));
     assert!(
         second[..H_Q * D_V]
@@ -51,22 +54,21 @@ fn the_last_task_can_be_run_alone_and_touches_its_own_part() {
 /// Requests that share their rows are as many as one likes; results of their own they can't have.
 #[test]
 fn a_plan_may_need_more_memory_than_there_is() {
-    let mut w = World::apart();
+    let mut w = World::apart().long();
     w.call.b = usize::MAX / D_V;
     (w.call.cache_seqlens, w.call.cache_seqlens_len) = (null(), 0);
-    let World {
-        q,
-        q_rope,
-        kv,
-        k_rope,
-        v,
-        ..
-    } = &mut *w;
-    for rows in [q, q_rope, kv, k_rope, v] {
-        rows.strides[0] = 0;
-    }
+    (w.q.strides[0], w.q_rope.strides[0]) = (0, 0);
     w.partials_len = usize::MAX;
-    let mut w = w.planned();
+    // Only more threads than there can be are worth as many partial results.
+    let (mut plan, mut detail) = (vec![0; w.plan.len()], detail());
+    let call = w.linked();
+    // SAFETY: all that the call points to is this world's, and so is the plan.
+    let status = unsafe {
+        let memory = plan.as_mut_ptr().cast();
+        amla_plan_for_threads(call, usize::MAX, memory, plan.len(), &mut detail)
+    };
+    assert_eq!(status, AMLA_OK);
+    w.plan = plan;
     let mut info = PlanInfo {
         struct_size: size_of::<PlanInfo>() as u32,
         ..zeroed()

@@ -232,6 +232,18 @@ impl World {
         self
     }
 
+    /// Keys enough for partial results, all of them one row.
+    pub fn long(mut self: Box<Self>) -> Box<Self> {
+        self.call.s_k = 5000;
+        self.lens.fill(5000);
+        for rows in [&mut self.kv, &mut self.k_rope, &mut self.v] {
+            rows.strides = [0; 3];
+        }
+        let mut world = self.planned();
+        world.end = 2 * B;
+        world
+    }
+
     pub fn untouched(&self) -> bool {
         let outputs = self.o.iter().chain(&self.lse).chain(&self.max_logits);
         let all = outputs.chain(&self.partials);

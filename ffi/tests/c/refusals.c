@@ -12,7 +12,8 @@
 enum {
     B = 2, S_K = 40, H_Q = 3, D = 128, PAGE = 16, BLOCKS = 3, PAGES = 6, TOPK = 5,
     Q_LEN = B * H_Q * D, KV_LEN = PAGES * PAGE * D, O_LEN = Q_LEN, LSE_LEN = B * H_Q,
-    PARTIALS = 1 << 17
+    PARTIALS = 1 << 17,
+    LONG = 5000 /* keys enough for partial results */
 };
 
 /* A good call and all that it points to. */
@@ -26,6 +27,7 @@ static struct world {
     const void *plan_memory;
     size_t plan_size, begin, end, workspace_size, partials_len, parts;
     void *workspace;
+    amla_parallel_for parallel_for;
     float *partials;
     size_t d_v;
 } w;
@@ -38,10 +40,17 @@ static uint64_t mask[B] = {~UINT64_C(0), 1};
 static float sink[H_Q], scales[PAGES * PAGE];
 static float o[O_LEN + 1], lse[LSE_LEN], part_o[O_LEN], part_lse[LSE_LEN];
 static float partials[PARTIALS];
-static unsigned char plan[AMLA_PLAN_MAX], other_plan[AMLA_PLAN_MAX], out_plan[AMLA_PLAN_MAX];
+static unsigned char plan[AMLA_PLAN_MAX], other_plan[AMLA_PLAN_MAX], out_plan[AMLA_PLAN_MAX],
+    long_plan[AMLA_PLAN_MAX];
 static _Alignas(AMLA_WORKSPACE_ALIGN) unsigned char workspace[AMLA_WORKSPACE_MAX + 1];
 static size_t plan_size;
 static int failures;
+
+/* A refused call starts nothing. */
+static void never(void *pool, size_t n, void (*body)(void *, size_t), void *arg) {
+    (void)pool, (void)n, (void)body, (void)arg;
+    failures++, fprintf(stderr, "parallel_for was called\n");
+}
 
 static void good(void) {
     memset(&w, 0, sizeof w);
@@ -79,6 +88,7 @@ static void good(void) {
     w.end = B;
     w.workspace = workspace;
     w.workspace_size = AMLA_WORKSPACE_MAX;
+    w.parallel_for = never;
     w.partials = partials;
     w.partials_len = PARTIALS;
     w.parts = 1;
@@ -92,14 +102,25 @@ static void contiguous(void) {
     w.kv.strides[0] = S_K * D;
 }
 
+/* All of the keys are one row. */
+static void long_keys(void) {
+    contiguous();
+    w.kv.strides[0] = w.kv.strides[1] = 0;
+    w.call.s_k = LONG;
+    w.call.cache_seqlens = NULL;
+    w.call.cache_seqlens_len = 0;
+    w.plan_memory = long_plan;
+}
+
 static void sparse(void) {
     w.call.sparse = &w.indices;
     w.call.extra = &w.extra;
 }
 
 /* Who looks at what is wrong. */
-enum { SIZES = 1, RUN = 2, TASKS = 4, COMBINE = 8, MERGE = 16, QUERY = 32,
-       CALL = SIZES | RUN | TASKS | COMBINE, COMPUTE = RUN | TASKS, OUTPUT = RUN | COMBINE };
+enum { SIZES = 1, RUN = 2, TASKS = 4, COMBINE = 8, MERGE = 16, QUERY = 32, PARALLEL = 64,
+       PLANNED = TASKS | COMBINE | PARALLEL, CALL = SIZES | RUN | PLANNED,
+       COMPUTE = RUN | TASKS | PARALLEL, OUTPUT = RUN | PLANNED };
 
 static void fill(void) {
     memset(o, 0xa5, sizeof o);
@@ -148,6 +169,8 @@ static void refused(const char *name, int who, amla_status want, const char *arg
         TRY("amla_plan_size", amla_plan_size(&w.call, &size, &detail));
         TRY("amla_workspace_size", amla_workspace_size(&w.call, &size, &detail));
         TRY("amla_plan", amla_plan(&w.call, out_plan, sizeof out_plan, &detail));
+        TRY("amla_plan_for_threads",
+            amla_plan_for_threads(&w.call, 3, out_plan, sizeof out_plan, &detail));
         if (size != 7) failures++, fprintf(stderr, "%s: size WRITTEN\n", name);
     }
     if (who & RUN)
@@ -156,9 +179,17 @@ static void refused(const char *name, int who, amla_status want, const char *arg
         TRY("amla_run_tasks",
             amla_run_tasks(&w.call, w.plan_memory, w.plan_size, w.begin, w.end, w.workspace,
                            w.workspace_size, w.partials, w.partials_len, &detail));
-    if (who & COMBINE)
+    if (who & COMBINE) {
         TRY("amla_combine", amla_combine(&w.call, w.plan_memory, w.plan_size, w.partials,
                                          w.partials_len, &detail));
+        TRY("amla_combine_rows", amla_combine_rows(&w.call, w.plan_memory, w.plan_size, 0, 0,
+                                                   w.partials, w.partials_len, &detail));
+    }
+    if (who & PARALLEL)
+        TRY("amla_run_parallel",
+            amla_run_parallel(&w.call, w.plan_memory, w.plan_size, w.parallel_for, NULL,
+                              w.workspace, w.workspace_size, w.partials, w.partials_len,
+                              &detail));
     if (who & MERGE)
         TRY("amla_merge", amla_merge(B, 1, H_Q, w.d_v, &w.output, &w.part, w.parts, &detail));
     if (who & QUERY) {
@@ -200,8 +231,9 @@ static void pointers(void) {
     REFUSED(OUTPUT | MERGE, NULL_POINTER, "lse", w.output.lse = NULL);
     REFUSED(OUTPUT | MERGE, NULL_POINTER, "max_logits", w.output.max_logits_len = 1);
     REFUSED(COMPUTE, NULL_POINTER, "workspace", w.workspace = NULL);
-    REFUSED(TASKS | COMBINE, NULL_POINTER, "partials", w.partials = NULL);
-    REFUSED(TASKS | COMBINE | QUERY, NULL_POINTER, "plan", w.plan_memory = NULL);
+    REFUSED(PLANNED, NULL_POINTER, "partials", long_keys(); w.partials = NULL);
+    REFUSED(PARALLEL, NULL_POINTER, "parallel_for", w.parallel_for = NULL);
+    REFUSED(PLANNED | QUERY, NULL_POINTER, "plan", w.plan_memory = NULL);
     REFUSED(MERGE, NULL_POINTER, "parts.o", w.part.o = NULL);
     REFUSED(MERGE, NULL_POINTER, "parts.lse", w.part.lse = NULL);
 
@@ -229,7 +261,7 @@ static void pointers(void) {
     REFUSED(OUTPUT, ALIASED, "o", w.output.o = kv);
     REFUSED(RUN, ALIASED, "lse", w.output.lse = (float *)(void *)workspace);
     REFUSED(OUTPUT, ALIASED, "lse", w.output.lse = (float *)(void *)lens; w.output.lse_len = 1);
-    REFUSED(TASKS, ALIASED, "partials", w.partials = (float *)(void *)workspace;
+    REFUSED(TASKS | PARALLEL, ALIASED, "partials", long_keys(); w.partials = (float *)(void *)workspace;
             w.partials_len = sizeof workspace / sizeof(float));
     REFUSED(COMBINE, ALIASED, "o", w.output.o = partials);
     REFUSED(MERGE, ALIASED, "o", w.part.o = o);
@@ -295,8 +327,8 @@ static void problems(void) {
     REFUSED(OUTPUT, TOO_SHORT, "o", w.output.o_len--);
     REFUSED(OUTPUT, TOO_SHORT, "lse", w.output.lse_len--);
     REFUSED(COMPUTE, TOO_SHORT, "workspace", w.workspace_size = 1 << 20);
-    REFUSED(TASKS | COMBINE, TOO_SHORT, "partials", w.partials_len = 100);
-    REFUSED(TASKS | COMBINE | QUERY, TOO_SHORT, "plan", w.plan_size--);
+    REFUSED(PLANNED, TOO_SHORT, "partials", long_keys(); w.partials_len = 100);
+    REFUSED(PLANNED | QUERY, TOO_SHORT, "plan", w.plan_size--);
     REFUSED(CALL, WRONG_LENGTH, "cache_seqlens", w.call.cache_seqlens_len = 1);
     REFUSED(CALL, WRONG_LENGTH, "q_indptr", w.call.q_indptr = q_indptr; w.call.q_indptr_len = B);
     REFUSED(CALL, WRONG_LENGTH, "sink", w.call.sink = sink; w.call.sink_len = 1);
@@ -367,8 +399,8 @@ static void plans(void) {
     DETAIL(last.value == B + 1 && last.max == B);
     REFUSED(TASKS, OUT_OF_RANGE, "end", w.end = SIZE_MAX);
     REFUSED(TASKS, OUT_OF_RANGE, "begin", w.begin = 2; w.end = 1);
-    REFUSED(TASKS | COMBINE, PLAN_MISMATCH, "plan", w.plan_memory = other_plan);
-    REFUSED(TASKS | COMBINE, PLAN_MISMATCH, "plan", w.call.window = 3);
+    REFUSED(PLANNED, PLAN_MISMATCH, "plan", w.plan_memory = other_plan);
+    REFUSED(PLANNED, PLAN_MISMATCH, "plan", w.call.window = 3);
     /* Any byte of it changed is no plan, or another one. */
     unsigned char bad[AMLA_PLAN_MAX];
     for (size_t i = 0; i < plan_size; i++) {
@@ -383,9 +415,9 @@ static void plans(void) {
         expect("a damaged plan", "amla_run_tasks", AMLA_ERROR_NOT_A_PLAN, got, &detail, "plan");
     }
     memset(bad, 0, sizeof bad);
-    REFUSED(TASKS | COMBINE | QUERY, NOT_A_PLAN, "plan", w.plan_memory = bad);
+    REFUSED(PLANNED | QUERY, NOT_A_PLAN, "plan", w.plan_memory = bad);
     memset(bad, 0xff, sizeof bad);
-    REFUSED(TASKS | COMBINE | QUERY, NOT_A_PLAN, "plan", w.plan_memory = bad);
+    REFUSED(PLANNED | QUERY, NOT_A_PLAN, "plan", w.plan_memory = bad);
 }
 
 /* Arguments of amla_mla_decode(), all of them good: a request of 2 positions, 3 keys and 2 heads. */
@@ -552,6 +584,14 @@ int main(void) {
     w.call.s_k = 7;
     if (amla_plan(&w.call, other_plan, plan_size, &detail)) {
         fprintf(stderr, "the other call: %s\n", detail.message);
+        return 1;
+    }
+    good();
+    struct amla_plan_info info = {.struct_size = sizeof info};
+    long_keys();
+    if (amla_plan(&w.call, long_plan, plan_size, &detail) ||
+        amla_plan_query(long_plan, plan_size, &info, &detail) || !info.partials_len) {
+        fprintf(stderr, "the call of many keys: %s\n", detail.message);
         return 1;
     }
     good();

@@ -37,7 +37,8 @@ static void check(int condition, const char *what) {
 enum {
     ABI_VERSION, VERSION_STRING, BACKEND_NAME, PERMIT_AMX, SET_MAX_BACKEND, AVAILABLE_BACKEND,
     CAPABILITIES,
-    STATUS_STRING, PLAN_SIZE, PLAN, PLAN_QUERY, WORKSPACE_SIZE, RUN, RUN_TASKS, COMBINE, MERGE,
+    STATUS_STRING, PLAN_SIZE, PLAN, PLAN_FOR_THREADS, PLAN_QUERY, WORKSPACE_SIZE, RUN, RUN_TASKS, COMBINE,
+    COMBINE_ROWS, RUN_PARALLEL, MERGE,
     MLA_DECODE, ENCODE_FP8, ENCODE_MODEL1, ENCODE_INT8, ENCODE_E4M3,
     ENCODE_Q8_0, ENCODE_Q4_0, FUNCTIONS
 };
@@ -124,6 +125,9 @@ static void get_capabilities(void) { status = BELOW(amla_capabilities(&capabilit
 static void status_string(void) { text = BELOW(amla_status_string(status)); }
 static void get_plan_size(void) { status = BELOW(amla_plan_size(&call, &plan_size, &detail)); }
 static void make_plan(void) { status = BELOW(amla_plan(&call, plan, sizeof plan, &detail)); }
+static void make_plan_for_threads(void) {
+    status = BELOW(amla_plan_for_threads(&call, 4, plan, sizeof plan, &detail));
+}
 static void query(void) { status = BELOW(amla_plan_query(plan, sizeof plan, &info, &detail)); }
 static void get_workspace_size(void) {
     status = BELOW(amla_workspace_size(&call, &workspace_size, &detail));
@@ -138,6 +142,18 @@ static void run_tasks(void) {
 static void combine(void) {
     status = BELOW(
         amla_combine(&call, plan, sizeof plan, partials, info.partials_len, &detail));
+}
+static void combine_rows(void) {
+    status = BELOW(amla_combine_rows(&call, plan, sizeof plan, 0, info.combined_rows, partials,
+                                     info.partials_len, &detail));
+}
+static void one_by_one(void *pool, size_t n, void (*body)(void *, size_t), void *arg) {
+    (void)pool;
+    for (size_t i = 0; i < n; i++) body(arg, i);
+}
+static void run_parallel(void) {
+    status = BELOW(amla_run_parallel(&call, plan, sizeof plan, one_by_one, NULL, workspace,
+                                     sizeof workspace, partials, info.partials_len, &detail));
 }
 static void merge(void) {
     status = BELOW(amla_merge(call.b, call.s_q, call.h_q, call.d_v, &output, parts, parts_len,
@@ -182,11 +198,14 @@ static const struct {
     [STATUS_STRING] = {"amla_status_string", status_string, 0},
     [PLAN_SIZE] = {"amla_plan_size", get_plan_size, 1},
     [PLAN] = {"amla_plan", make_plan, 1},
+    [PLAN_FOR_THREADS] = {"amla_plan_for_threads", make_plan_for_threads, 1},
     [PLAN_QUERY] = {"amla_plan_query", query, 1},
     [WORKSPACE_SIZE] = {"amla_workspace_size", get_workspace_size, 1},
     [RUN] = {"amla_run", run, 1},
     [RUN_TASKS] = {"amla_run_tasks", run_tasks, 1},
     [COMBINE] = {"amla_combine", combine, 1},
+    [COMBINE_ROWS] = {"amla_combine_rows", combine_rows, 1},
+    [RUN_PARALLEL] = {"amla_run_parallel", run_parallel, 1},
     [MERGE] = {"amla_merge", merge, 0},
     [MLA_DECODE] = {"amla_mla_decode", mla_decode, 0},
     [ENCODE_FP8] = {"amla_encode_fp8", encode_fp8, 0},
@@ -354,10 +373,12 @@ static int describe(const struct kind *kind, size_t h_q, const size_t *width, un
 /* The described call, through all functions that take one. */
 static void compute(void) {
     for (int i = PLAN_SIZE; i <= RUN; i++) done(i);
-    partials = malloc(info.partials_len * sizeof *partials);
+    partials = malloc((info.partials_len + 1) * sizeof *partials);
     check(partials != NULL, "out of memory");
     done(RUN_TASKS);
     done(COMBINE);
+    done(COMBINE_ROWS);
+    done(RUN_PARALLEL);
     free(partials);
 }
 
@@ -395,7 +416,7 @@ static void refusals(void) {
         case 7: call.backend = "portabl"; break;
         }
         snprintf(description, sizeof description, "refusal %d", wrong);
-        for (int i = PLAN_SIZE; i <= COMBINE; i++)
+        for (int i = PLAN_SIZE; i <= RUN_PARALLEL; i++)
             if (i != PLAN_QUERY) check(measure(i) != AMLA_OK, description);
     }
     describe(&kinds[2], 2, width, 0);

@@ -185,7 +185,9 @@ static void run_tasks(const struct amla_call *call) {
     done(amla_plan(call, made + 1, plan_size, &detail), &detail);
     memcpy(plan, made + 1, plan_size);
     done(amla_plan_query(plan, plan_size, &info, &detail), &detail);
-    check(info.partials_len == info.tasks * info.partial_len, "partials_len");
+    check(info.partials_len == info.partial_tasks * info.partial_len &&
+              info.partial_tasks <= info.tasks,
+          "partials_len");
     float *partials = allocate(info.partials_len * sizeof *partials);
     void *memory = workspace(call, &workspace_size);
     /* The last first, in ranges of 1, 2, 3, ... tasks, an empty one before each. */
@@ -197,7 +199,15 @@ static void run_tasks(const struct amla_call *call) {
                             info.partials_len, &detail), &detail);
         end = begin;
     }
-    done(amla_combine(call, plan, plan_size, partials, info.partials_len, &detail), &detail);
+    /* All rows, or the last ones first. */
+    if (info.combined_rows % 2)
+        done(amla_combine(call, plan, plan_size, partials, info.partials_len, &detail), &detail);
+    for (size_t end = info.combined_rows % 2 ? 0 : info.combined_rows, n = 1; end > 0; n++) {
+        size_t begin = end > n ? end - n : 0;
+        done(amla_combine_rows(call, plan, plan_size, begin, end, partials, info.partials_len,
+                               &detail), &detail);
+        end = begin;
+    }
     free(made);
     free(plan);
     free(partials);

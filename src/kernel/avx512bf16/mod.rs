@@ -136,12 +136,12 @@ impl Kernel for Avx512Bf16 {
         }
     }
 
+    fn convert(self, row: &Row<'_>, next: &Row<'_>, out: &mut [bf16]) {
+        zmm::dots::convert_row(self.zmm, self.dots, row, next, out);
+    }
+
     with_features! {
         [#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]] Avx512Bf16
-
-        fn convert(kernel, row: &Row<'_>, next: &Row<'_>, out: &mut [bf16]) {
-            zmm::convert::convert(kernel.zmm, kernel.dots, row, next, out);
-        }
 
         // With the processor's own conversion and dots.
         fn softmax(kernel, call: &Softmax<'_>, s: &STile, p: &mut L0a, state: &mut RowState) {

@@ -1,9 +1,12 @@
 //! BF16 among the vectors of AVX-512, for the backends that have the processor's own conversion and dots.
 #![allow(unsafe_code, reason = "pointer loads, and feature-gated calls")]
 
-use super::convert::Round;
+use half::bf16;
+
+use super::convert::{Round, convert};
 use super::pack::load_words;
 use super::vectors::{LANES, Zmm};
+use crate::format::Row;
 use crate::kernel::arch::*;
 use crate::kernel::detect;
 use crate::kernel::softmax::RoundPairs;
@@ -17,6 +20,18 @@ impl Dots {
     pub fn new() -> Option<Self> {
         detect::has_avx512_bf16().then_some(Self(()))
     }
+}
+
+/// [`convert`] with the processor's own conversion: one code for the backends that have it.
+#[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
+fn converted(zmm: Zmm, dots: Dots, row: &Row<'_>, next: &Row<'_>, out: &mut [bf16]) {
+    convert(zmm, dots, row, next, out);
+}
+
+/// As [`crate::kernel::Kernel::convert`].
+pub fn convert_row(zmm: Zmm, dots: Dots, row: &Row<'_>, next: &Row<'_>, out: &mut [bf16]) {
+    // SAFETY: the token proves the features.
+    unsafe { converted(zmm, dots, row, next, out) }
 }
 
 impl Round for Dots {

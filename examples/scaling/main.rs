@@ -1,0 +1,117 @@
+//! Speed-up on 1 to 256 threads, simulated from what a plan's tasks and combine steps take one by one on this machine.
+//!
+//! ```text
+//! cargo run --release --example scaling
+//! cargo run --release --example scaling -- --heads 16 --context 4096 --json
+//! ```
+
+mod cli;
+mod measure;
+mod plot;
+mod point;
+mod schedule;
+
+use std::process::ExitCode;
+
+use amla::Options;
+use amla_examples::output::{PlotFile, print};
+use amla_examples::progress::Progress;
+
+use crate::cli::Cli;
+use crate::measure::{Bench, Pool};
+use crate::point::Point;
+use crate::schedule::Steps;
+
+fn main() -> ExitCode {
+    amla_examples::cli::main(run)
+}
+
+fn run(cli: &Cli) -> Result<ExitCode, String> {
+    let svg = cli.svg.as_deref().map(PlotFile::open).transpose()?;
+    let options = Options {
+        backend: cli.processor.backend()?,
+        ..Options::default()
+    };
+    let pool = Pool::new(cli.processor.threads().min(2))?;
+    let line = |text: &str| if cli.json { Ok(()) } else { print(&text) };
+    line(&header(cli, &options, &pool))?;
+    let shapes = cli.shapes();
+    let workers = cli.workers();
+    let progress = Progress::new("measuring", shapes.len() * workers.len(), true);
+    let mut points = Vec::new();
+    for shape in shapes {
+        let mut bench = Bench::new(shape, options, cli.repetitions)?;
+        let alone = bench.at_once()?;
+        line(&format!(
+            "{} heads, {} keys: {:.3} ms on one thread\n{HEADER}",
+            shape.h_q,
+            shape.s_k,
+            alone * 1e3
+        ))?;
+        for &workers in &workers {
+            let steps = bench.steps(workers)?;
+            progress.step();
+            for bandwidth in [None, Some(cli.bandwidth)] {
+                let makespan = steps.makespan(workers, pool.wake, bandwidth);
+                let point = Point {
+                    shape,
+                    workers,
+                    tasks: steps.tasks.len(),
+                    makespan,
+                    speedup: alone / makespan,
+                    bandwidth_limited: bandwidth.is_some(),
+                };
+                if cli.json {
+                    print(&point.json())?;
+                }
+                points.push(point);
+            }
+            let [free, limited] = &points[points.len() - 2..] else {
+                continue;
+            };
+            let measured = match workers == pool.threads() && workers > 1 {
+                true => bench.measured(&pool)?,
+                false => String::new(),
+            };
+            line(&row(&steps, alone, [free, limited], &measured))?;
+        }
+        line("")?;
+    }
+    drop(progress);
+    if let Some(file) = svg {
+        file.write(&plot::draw(&points)?)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+const HEADER: &str =
+    "threads  split  tasks  cost on one    time us  speed-up  efficiency  with memory's limit";
+
+fn row(steps: &Steps, alone: f64, [free, limited]: [&Point; 2], measured: &str) -> String {
+    let split = steps.every.map_or("-".to_owned(), |keys| keys.to_string());
+    format!(
+        "{:>7} {:>6} {:>6} {:>+11.1} % {:>10.1} {:>9.2} {:>10.0} % {:>15.2}{}",
+        free.workers,
+        split,
+        free.tasks,
+        (steps.one_thread() / alone - 1.0) * 100.0,
+        free.makespan * 1e6,
+        free.speedup,
+        free.efficiency() * 100.0,
+        limited.speedup,
+        measured,
+    )
+}
+
+fn header(cli: &Cli, options: &Options, pool: &Pool) -> String {
+    format!(
+        "amla {}: {}, d_qk 576, d_v 512, one request, one position\n\
+         Each task and combine step timed alone, scheduled in order; waking threads takes {:.1} us.\n\
+         Split: keys of each, as Split::for_threads has it; - where their number alone decides.\n\
+         With memory's limit: speed-up where all threads read and write {} GB/s.\n",
+        env!("CARGO_PKG_VERSION"),
+        options.backend.id().name(),
+        pool.wake * 1e6,
+        cli.bandwidth,
+    )
+}

@@ -1,0 +1,270 @@
+//! Calls: at once on one thread, or a plan's tasks.
+//!
+//! How a request's rows and keys are cut depends on the shape, on its own lengths and on [`Split`](crate::Split) alone, and results
+//! are always merged in the order of the keys. So its bits don't depend on its neighbours or on how many
+//! threads ran the tasks.
+
+use core::mem;
+use core::ops::Range;
+
+use crate::attend::{Options, Task};
+use crate::epilogue::{MERGED_ROWS, Merge, Write};
+use crate::error::{Argument, Error};
+use crate::group::{Group, Partial};
+use crate::kernel::Backend;
+use crate::kernel::shared::{atomic_u16, atomic_u32};
+use crate::plan::{Cut, Plan, row_groups};
+use crate::problem::{Elements, Output, Problem, SharedElements, SharedOutput, in_range};
+use crate::tile::{PANEL_ROWS, PANELS, Workspace};
+
+/// Attends every query to its keys, on one thread, of whose stack it takes up to 64 KiB.
+///
+/// Results are those of the default floating-point environment, which Rust assumes everywhere: rounding to the nearest,
+/// and subnormals as they are.
+///
+/// # Errors
+/// Whatever is wrong with the arguments; the outputs are then untouched.
+pub fn decode(
+    problem: &Problem<'_>,
+    options: &Options,
+    workspace: &mut Workspace,
+    mut output: Output<'_>,
+) -> Result<(), Error> {
+    Plan::for_threads(problem, 1)?;
+    output.check(problem.q_dims(), &problem.shape)?;
+    let mut write = Write::to(&mut output);
+    for (cut, group) in row_groups(problem, PANELS) {
+        run_all_keys(&cut, &group, options, workspace, write.reborrow());
+    }
+    Ok(())
+}
+
+/// Attends the rows of `group` to all keys of its request, one KV split after the other. All was checked.
+fn run_all_keys(
+    cut: &Cut,
+    group: &Group<'_>,
+    options: &Options,
+    workspace: &mut Workspace,
+    write: Write<'_>,
+) {
+    let d_v = group.problem.shape.d_v;
+    let len = Partial::len(group.room(), d_v);
+    let Workspace {
+        tiles,
+        kv,
+        partials,
+    } = workspace;
+    let [mut part, mut earlier] = partials.each_mut().map(|p| &mut p[..len]);
+    let mut write = Some(write);
+    let last = cut.splits().len() - 1;
+    let mut packed = false;
+    for (split, keys) in cut.splits().enumerate() {
+        let prefetch_end = if split == last {
+            keys.end
+        } else {
+            group.problem.len(group.request)
+        };
+        let group = &Group {
+            keys,
+            prefetch_end,
+            ..group.clone()
+        };
+        options.backend_of(group).with(Task {
+            group,
+            options,
+            tiles,
+            kv,
+            packed,
+            partial: Partial::view(part, d_v),
+            earlier: (split > 0).then(|| Partial::view(earlier, d_v)),
+            write: write.take_if(|_| split == last),
+        });
+        packed |= group.sees_any();
+        mem::swap(&mut part, &mut earlier);
+    }
+}
+
+/// Computes some neighbouring tasks of the plan. Those with partial results write them to `partials`:
+/// [`partial_len`](Plan::partial_len) numbers for each, one after the other. The others write their rows of O and lse to `output`.
+///
+/// Tasks are independent: any thread may run any of them, in any order. When all are done, [`combine`] merges the partial
+/// results.
+///
+/// The arguments are checked and the first task is looked for once, each in time proportional to `b`: that counts where tasks
+/// are small and requests many.
+///
+/// # Errors
+/// Whatever is wrong with the arguments, a plan made for another problem, or `tasks` out of
+/// range; `partials` and `output` are then untouched.
+pub fn run_tasks(
+    problem: &Problem<'_>,
+    options: &Options,
+    plan: &Plan,
+    tasks: Range<usize>,
+    workspace: &mut Workspace,
+    partials: &mut [f32],
+    output: &SharedOutput<'_>,
+) -> Result<(), Error> {
+    problem.check_sizes()?;
+    plan.matches(problem)?;
+    output.check(problem.q_dims(), &problem.shape)?;
+    in_range(Argument::Task, tasks.end, 0, plan.tasks())?;
+    in_range(Argument::Task, tasks.start, 0, tasks.end)?;
+    let (len, each) = (partials.len(), plan.partial_len());
+    let with_partials = plan.partial_tasks().min(tasks.end);
+    let needed = with_partials
+        .saturating_sub(tasks.start)
+        .saturating_mul(each);
+    let partials = partials.get_mut(..needed).ok_or(Error::TooShort {
+        argument: Argument::Partials,
+        len,
+        needed,
+    })?;
+    // Before anything is written. Neighbours often are of the same request.
+    let mut checked = None;
+    for (_, group) in plan.groups(problem, tasks.clone()) {
+        if checked != Some(group.request) {
+            problem.check_pages(group.request)?;
+            checked = Some(group.request);
+        }
+    }
+    let mut partials = partials.chunks_exact_mut(each);
+    let mut thread = Thread::new(options, workspace, output);
+    for (cut, group) in plan.groups(problem, tasks) {
+        thread.run(&cut, group, partials.next());
+    }
+    Ok(())
+}
+
+/// What a thread runs one task after the other with. All was checked.
+pub struct Thread<'a, 'o> {
+    options: &'a Options,
+    workspace: &'a mut Workspace,
+    output: &'a SharedOutput<'o>,
+    /// The task whose queries the workspace holds.
+    packed: Option<Group<'a>>,
+}
+
+impl<'a, 'o> Thread<'a, 'o> {
+    /// Before its first task.
+    pub const fn new(
+        options: &'a Options,
+        workspace: &'a mut Workspace,
+        output: &'a SharedOutput<'o>,
+    ) -> Self {
+        Self {
+            options,
+            workspace,
+            output,
+            packed: None,
+        }
+    }
+
+    /// Runs a task, into a partial result or into the output.
+    pub fn run(&mut self, cut: &Cut, group: Group<'a>, partial: Option<&mut [f32]>) {
+        let Some(partial) = partial else {
+            self.packed = None;
+            let write = Write::shared(self.output);
+            return run_all_keys(cut, &group, self.options, self.workspace, write);
+        };
+        let before = self.packed.as_ref();
+        self.options.backend_of(&group).with(Task {
+            group: &group,
+            options: self.options,
+            tiles: &mut self.workspace.tiles,
+            kv: &mut self.workspace.kv,
+            packed: before.is_some_and(|before| before.same_rows(&group)),
+            partial: Partial::view(partial, group.problem.shape.d_v),
+            earlier: None,
+            write: None,
+        });
+        if group.sees_any() {
+            self.packed = Some(group);
+        }
+    }
+}
+
+/// Merges the partial results of some rows of a plan in the order of the keys, and writes them to the output: some of the
+/// [`combined_rows`](Plan::combined_rows), on any thread. Others may be merged meanwhile.
+///
+/// `partials` holds [`partial_len`](Plan::partial_len) numbers for each of the tasks that have them, one after the other.
+///
+/// # Errors
+/// Whatever is wrong with the arguments; the output is then untouched.
+pub fn combine(
+    problem: &Problem<'_>,
+    plan: &Plan,
+    rows: Range<usize>,
+    partials: &[f32],
+    output: &SharedOutput<'_>,
+) -> Result<(), Error> {
+    plan.check(problem)?;
+    output.check(problem.q_dims(), &problem.shape)?;
+    plan.check_partials(partials)?;
+    in_range(Argument::Rows, rows.end, 0, plan.combined_rows())?;
+    in_range(Argument::Rows, rows.start, 0, rows.end)?;
+    combine_checked(problem, plan, rows, partials, output);
+    Ok(())
+}
+
+/// The same where all was checked.
+pub fn combine_checked(
+    problem: &Problem<'_>,
+    plan: &Plan,
+    mut rows: Range<usize>,
+    mut partials: &[f32],
+    output: &SharedOutput<'_>,
+) {
+    // Every backend adds to the same bits.
+    let backend = Backend::detect();
+    let part_len = plan.partial_len();
+    let mut next = 0;
+    let tasks = plan.groups(problem, 0..plan.partial_tasks());
+    for (cut, group) in tasks.filter(|(cut, group)| cut.is_first(&group.keys)) {
+        let parts;
+        (parts, partials) = partials.split_at(cut.splits().len() * part_len);
+        let own = next..next + group.rows.len();
+        next = own.end;
+        while rows.start < rows.end.min(own.end) {
+            // Some rows of one panel.
+            let first = rows.start - own.start;
+            let end = (first + MERGED_ROWS)
+                .min(first / PANEL_ROWS * PANEL_ROWS + PANEL_ROWS)
+                .min(rows.end.min(own.end) - own.start);
+            backend.with(Merge {
+                group: &group,
+                rows: first..end,
+                parts,
+                part_len,
+                output,
+            });
+            rows.start = own.start + end;
+        }
+        if rows.is_empty() {
+            break;
+        }
+    }
+}
+
+impl<'a> From<Elements<'a>> for SharedElements<'a> {
+    fn from(elements: Elements<'a>) -> Self {
+        match elements {
+            Elements::Bf16(data) => Self::Bf16(atomic_u16(bytemuck::cast_slice_mut(data))),
+            Elements::F16(data) => Self::F16(atomic_u16(bytemuck::cast_slice_mut(data))),
+            Elements::F32(data) => Self::F32(atomic_u32(data)),
+        }
+    }
+}
+
+impl<'a> From<Output<'a>> for SharedOutput<'a> {
+    fn from(output: Output<'a>) -> Self {
+        Self {
+            o: output.o.into(),
+            o_strides: output.o_strides,
+            lse: output.lse.map(atomic_u32),
+            lse_strides: output.lse_strides,
+            max_logits: output.max_logits.map(atomic_u32),
+            lse_format: output.lse_format,
+        }
+    }
+}
