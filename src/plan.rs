@@ -444,6 +444,33 @@ impl Plan {
         })
     }
 
+    /// FP32 numbers that hold the partial results of any plan for calls of at most these sizes: any lengths, ragged or sparse (with
+    /// `s_k` indices at most), for any number of threads. For hosts that fix their memory before lengths are known.
+    ///
+    /// 0 where no call has more than one KV split. The largest number if there are more than can be counted.
+    #[must_use]
+    pub fn bound(shape: &ProblemShape, split: Split) -> usize {
+        let splits = split.ranges(shape.s_k).len();
+        if splits <= 1 {
+            return 0;
+        }
+        let numbers = |sequences: usize, rows: usize| {
+            let sequences = sequences.saturating_mul(shape.b.saturating_mul(shape.h_kv));
+            let groups = sequences.saturating_mul(rows.div_ceil(GROUP_ROWS));
+            let rows = rows.min(GROUP_ROWS);
+            let each = [PANELS, PANELS.div_ceil(2), 1].map(|panels| {
+                let tasks = rows.div_ceil(panels * PANEL_ROWS);
+                let room = strip_rows(rows.min(panels * PANEL_ROWS), rows);
+                tasks * Partial::len(room, shape.d_v)
+            });
+            let most = each.into_iter().max().unwrap_or_default();
+            groups.saturating_mul(splits).saturating_mul(most)
+        };
+        // Sparse attention has the rows of each position apart.
+        let group = shape.group();
+        numbers(1, shape.s_q.saturating_mul(group)).max(numbers(shape.s_q, group))
+    }
+
     /// Panels of a row group.
     pub(crate) const fn panels(&self) -> usize {
         self.cut.rows.div_ceil(PANEL_ROWS)

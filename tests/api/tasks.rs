@@ -230,6 +230,48 @@ fn under_16_tasks_are_cut_finer() {
     assert_eq!(tasks(1, 512, 16_384, rows(2)), (256, 0, 4));
 }
 
+/// No plan for less than some sizes has more partial results than the bound says.
+#[test]
+fn partial_results_are_bounded() {
+    let row = [bf16::ZERO; 64];
+    let mut reached = 0;
+    for (b, s_q, group, h_kv, s_k) in [
+        (1, 1, 1, 1, 70_000),
+        (2, 3, 5, 2, 9000),
+        (1, 1, 128, 1, 20_000),
+        (3, 2, 130, 1, 5000),
+        (1, 5, 77, 2, 3000),
+        (2, 9, 16, 1, 4096),
+    ] {
+        let shape = |b, s_q, s_k| ProblemShape {
+            b,
+            s_q,
+            s_k,
+            h_q: group * h_kv,
+            h_kv,
+            d_qk: 64,
+            d_v: 64,
+        };
+        for split in [Split::ByLength, Split::Every(32), Split::Every(1024)] {
+            let bound = Plan::bound(&shape(b, s_q, s_k), split);
+            for (b, s_q, s_k, threads) in (1..=b).flat_map(|b| {
+                let lengths = [1, s_k / 3, s_k - 1, s_k];
+                let of = move |s_q| lengths.map(move |s_k| (b, s_q, s_k));
+                let sizes = (1..=s_q).flat_map(of);
+                sizes.flat_map(|(b, s_q, s_k)| [2, 16, 1 << 20].map(|t| (b, s_q, s_k, t)))
+            }) {
+                let mut problem = Problem::dense(shape(b, s_q, s_k), &row, &row, 1.0);
+                (problem.q.strides, problem.kv.strides) = ([0; 3], [0; 3]);
+                problem.split = split;
+                let plan = Plan::for_threads(&problem, threads).unwrap();
+                assert!(plan.partials_len() <= bound, "{:?}", problem.shape);
+                reached += usize::from(plan.partials_len() == bound && bound > 0);
+            }
+        }
+    }
+    assert!(reached > 20, "{reached}");
+}
+
 pub fn tasks_in_any_order(backend: Backend) {
     let one_cache = |b, s_q, s_k, h_q| {
         let mut case = Case::new(1, s_q, s_k, h_q, (64, 64));
