@@ -203,7 +203,7 @@ impl Split {
     /// ```
     #[must_use]
     pub fn for_threads(shape: &ProblemShape, threads: usize) -> Self {
-        let rows = shape.s_q.saturating_mul(shape.group());
+        let rows = shape.s_q.saturating_mul(shape.h_q / shape.h_kv.max(1));
         let groups = (shape.b)
             .saturating_mul(shape.h_kv)
             .saturating_mul(rows.div_ceil(PANEL_ROWS));
@@ -448,11 +448,16 @@ impl Plan {
     /// `s_k` indices at most), for any number of threads. For hosts that fix their memory before lengths are known.
     ///
     /// 0 where no call has more than one KV split. The largest number if there are more than can be counted.
-    #[must_use]
-    pub fn bound(shape: &ProblemShape, split: Split) -> usize {
+    ///
+    /// # Errors
+    /// What is wrong with the heads, the width of values or the split.
+    pub fn bound(shape: &ProblemShape, split: Split) -> Result<usize, Error> {
+        shape.check_heads()?;
+        split.check()?;
+        check_dims(shape.d_qk, shape.d_v)?;
         let splits = split.ranges(shape.s_k).len();
         if splits <= 1 {
-            return 0;
+            return Ok(0);
         }
         let numbers = |sequences: usize, rows: usize| {
             let sequences = sequences.saturating_mul(shape.b.saturating_mul(shape.h_kv));
@@ -468,7 +473,8 @@ impl Plan {
         };
         // Sparse attention has the rows of each position apart.
         let group = shape.group();
-        numbers(1, shape.s_q.saturating_mul(group)).max(numbers(shape.s_q, group))
+        let dense = numbers(1, shape.s_q.saturating_mul(group));
+        Ok(dense.max(numbers(shape.s_q, group)))
     }
 
     /// Panels of a row group.

@@ -236,6 +236,15 @@ amla_status amla_plan_query(const void *plan,
                             size_t plan_size,
                             struct amla_plan_info *info,
                             struct amla_error_detail *detail);
+amla_status amla_plan_bound(size_t max_b,
+                            size_t max_s_q,
+                            size_t max_s_k,
+                            size_t h_q,
+                            size_t h_kv,
+                            size_t d_v,
+                            size_t split_keys,
+                            size_t *partials_len,
+                            struct amla_error_detail *detail);
 amla_status amla_workspace_size(const struct amla_call *call,
                                 size_t *size,
                                 struct amla_error_detail *detail);

@@ -728,6 +728,29 @@ amla_status amla_plan_query(const void *plan,
                             struct amla_plan_info *info,
                             struct amla_error_detail *detail);
 
+// Tells how much memory holds the partial results of any call of at most these sizes: any lengths, ragged or sparse, planned for any
+// number of threads. For hosts that fix their memory before lengths are known.
+//
+// @param max_b Requests.
+// @param max_s_q Query positions of a request.
+// @param max_s_k Keys of a request, or with sparse attention indices of both caches.
+// @param h_q Query heads.
+// @param h_kv KV heads.
+// @param d_v Width of values.
+// @param split_keys As the call's.
+// @param partials_len Where the FP32 numbers go: 0 where no call has partial results, SIZE_MAX where there can't be as many.
+// @param detail Null, or where the reason goes if the sizes are refused.
+// @return AMLA_OK, or what is wrong with the arguments.
+amla_status amla_plan_bound(size_t max_b,
+                            size_t max_s_q,
+                            size_t max_s_k,
+                            size_t h_q,
+                            size_t h_kv,
+                            size_t d_v,
+                            size_t split_keys,
+                            size_t *partials_len,
+                            struct amla_error_detail *detail);
+
 // Tells how many bytes of memory a thread works in, aligned to AMLA_WORKSPACE_ALIGN.
 //
 // It needn't be initialised and holds nothing between calls. Threads that run at the same

@@ -131,10 +131,7 @@ pub unsafe fn problem<'a>(regions: &mut Regions, call: &Call) -> Result<Problem<
         }),
         sparse,
         sink,
-        split: match call.split_keys {
-            0 => Split::ByLength,
-            keys => Split::Every(keys),
-        },
+        split: split(call.split_keys),
         softmax_scale: call.softmax_scale,
     })
 }
@@ -473,6 +470,14 @@ unsafe fn is_string(string: *const c_char, text: &str) -> bool {
     }
     // SAFETY: as above; this is at most the byte that ends the string.
     unsafe { at.read() == 0 }
+}
+
+/// Where keys are cut.
+pub const fn split(keys: usize) -> Split {
+    match keys {
+        0 => Split::ByLength,
+        keys => Split::Every(keys),
+    }
 }
 
 /// An output that is yet to be claimed.

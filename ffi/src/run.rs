@@ -4,9 +4,9 @@ use core::ffi::c_void;
 use core::ops::Range;
 use core::{ptr, slice};
 
-use amla::{ParallelFor, Plan, Workspace, combine, decode, decode_on, run_tasks};
+use amla::{ParallelFor, Plan, ProblemShape, Workspace, combine, decode, decode_on, run_tasks};
 
-use crate::call::{options, output, problem, read_call};
+use crate::call::{options, output, problem, read_call, split};
 use crate::environment;
 use crate::fault::Fault;
 use crate::memory::{self, Regions, Written, blank, fill, put, sized};
@@ -152,6 +152,53 @@ pub unsafe extern "C" fn amla_plan_query(
         };
         // SAFETY: the caller's pointers are as documented: this function's contract.
         unsafe { fill("info", info, value) }
+    };
+    // SAFETY: the caller's pointers are as documented: this function's contract.
+    unsafe { report(detail, body) }
+}
+
+/// Tells how much memory holds the partial results of any call of at most these sizes: any lengths, ragged or sparse, planned for any
+/// number of threads. For hosts that fix their memory before lengths are known.
+///
+/// @param max_b Requests.
+/// @param max_s_q Query positions of a request.
+/// @param max_s_k Keys of a request, or with sparse attention indices of both caches.
+/// @param h_q Query heads.
+/// @param h_kv KV heads.
+/// @param d_v Width of values.
+/// @param split_keys As the call's.
+/// @param partials_len Where the FP32 numbers go: 0 where no call has partial results, SIZE_MAX where there can't be as many.
+/// @param detail Null, or where the reason goes if the sizes are refused.
+/// @return AMLA_OK, or what is wrong with the arguments.
+///
+/// # Safety
+/// Pointers are as documented with what they point to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amla_plan_bound(
+    max_b: usize,
+    max_s_q: usize,
+    max_s_k: usize,
+    h_q: usize,
+    h_kv: usize,
+    d_v: usize,
+    split_keys: usize,
+    partials_len: *mut usize,
+    detail: *mut ErrorDetail,
+) -> Status {
+    let body = || {
+        let mut regions = Regions::new();
+        let shape = ProblemShape {
+            b: max_b,
+            s_q: max_s_q,
+            s_k: max_s_k,
+            h_q,
+            h_kv,
+            d_qk: d_v,
+            d_v,
+        };
+        let bound = Plan::bound(&shape, split(split_keys))?;
+        // SAFETY: the caller's pointers are as documented: this function's contract.
+        unsafe { answer(&mut regions, partials_len, bound) }
     };
     // SAFETY: the caller's pointers are as documented: this function's contract.
     unsafe { report(detail, body) }

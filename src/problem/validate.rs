@@ -6,6 +6,7 @@ use super::{Indices, Problem, Sparse, TensorRef};
 use crate::error::{Argument, Error, right_length};
 use crate::format::{Data, MODEL1_SCALES};
 use crate::schedule::Split;
+use crate::shape::ProblemShape;
 
 impl Problem<'_> {
     /// Checks every argument. The widths may be any.
@@ -42,12 +43,7 @@ impl Problem<'_> {
         ] {
             in_range(argument, value, min, max)?;
         }
-        if !s.h_q.is_multiple_of(s.h_kv) {
-            return Err(Error::Heads {
-                h_q: s.h_q,
-                h_kv: s.h_kv,
-            });
-        }
+        s.check_heads()?;
         let split = self.q_rope.is_some() || self.k_rope.is_some();
         if split || self.v.is_none() {
             in_range(Argument::DV, s.d_v, 1, s.d_qk - usize::from(split))?;
@@ -101,15 +97,7 @@ impl Problem<'_> {
         if let Some(window) = self.window {
             in_range(Argument::Window, window, 1, usize::MAX)?;
         }
-        if let Split::Every(value) = self.split
-            && (value == 0 || !value.is_multiple_of(Split::MULTIPLE))
-        {
-            return Err(Error::NotMultiple {
-                argument: Argument::SplitKeys,
-                value,
-                of: Split::MULTIPLE,
-            });
-        }
+        self.split.check()?;
         if let Some(sink) = self.sink {
             right_length(Argument::Sink, sink.len(), s.h_q)?;
         }
@@ -459,4 +447,36 @@ pub(super) fn check_disjoint<const RANK: usize>(
         extent = extent.saturating_add((dims[dimension] - 1).saturating_mul(stride));
     }
     Ok(())
+}
+
+impl ProblemShape {
+    /// # Errors
+    /// Unless there are KV heads, of as many query heads each.
+    pub(crate) fn check_heads(&self) -> Result<(), Error> {
+        in_range(Argument::HKv, self.h_kv, 1, usize::MAX)?;
+        if self.h_q.is_multiple_of(self.h_kv) {
+            return Ok(());
+        }
+        Err(Error::Heads {
+            h_q: self.h_q,
+            h_kv: self.h_kv,
+        })
+    }
+}
+
+impl Split {
+    /// # Errors
+    /// [`Error::NotMultiple`].
+    pub(crate) fn check(self) -> Result<(), Error> {
+        match self {
+            Self::Every(value) if value == 0 || !value.is_multiple_of(Self::MULTIPLE) => {
+                Err(Error::NotMultiple {
+                    argument: Argument::SplitKeys,
+                    value,
+                    of: Self::MULTIPLE,
+                })
+            }
+            _ => Ok(()),
+        }
+    }
 }

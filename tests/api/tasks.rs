@@ -253,7 +253,7 @@ fn partial_results_are_bounded() {
             d_v: 64,
         };
         for split in [Split::ByLength, Split::Every(32), Split::Every(1024)] {
-            let bound = Plan::bound(&shape(b, s_q, s_k), split);
+            let bound = Plan::bound(&shape(b, s_q, s_k), split).unwrap();
             for (b, s_q, s_k, threads) in (1..=b).flat_map(|b| {
                 let lengths = [1, s_k / 3, s_k - 1, s_k];
                 let of = move |s_q| lengths.map(move |s_k| (b, s_q, s_k));

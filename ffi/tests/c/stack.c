@@ -37,7 +37,7 @@ static void check(int condition, const char *what) {
 enum {
     ABI_VERSION, VERSION_STRING, BACKEND_NAME, PERMIT_AMX, SET_MAX_BACKEND, AVAILABLE_BACKEND,
     CAPABILITIES,
-    STATUS_STRING, PLAN_SIZE, PLAN, PLAN_FOR_THREADS, PLAN_QUERY, WORKSPACE_SIZE, RUN, RUN_TASKS, COMBINE,
+    STATUS_STRING, PLAN_SIZE, PLAN, PLAN_FOR_THREADS, PLAN_BOUND, PLAN_QUERY, WORKSPACE_SIZE, RUN, RUN_TASKS, COMBINE,
     COMBINE_ROWS, RUN_PARALLEL, MERGE,
     MLA_DECODE, ENCODE_FP8, ENCODE_MODEL1, ENCODE_INT8, ENCODE_E4M3,
     ENCODE_Q8_0, ENCODE_Q4_0, FUNCTIONS
@@ -128,6 +128,11 @@ static void make_plan(void) { status = BELOW(amla_plan(&call, plan, sizeof plan,
 static void make_plan_for_threads(void) {
     status = BELOW(amla_plan_for_threads(&call, 4, plan, sizeof plan, &detail));
 }
+static void bound_plan(void) {
+    size_t most;
+    status = BELOW(amla_plan_bound(call.b, call.s_q, call.s_k, call.h_q, call.h_kv, call.d_v,
+                                   call.split_keys, &most, &detail));
+}
 static void query(void) { status = BELOW(amla_plan_query(plan, sizeof plan, &info, &detail)); }
 static void get_workspace_size(void) {
     status = BELOW(amla_workspace_size(&call, &workspace_size, &detail));
@@ -199,6 +204,7 @@ static const struct {
     [PLAN_SIZE] = {"amla_plan_size", get_plan_size, 1},
     [PLAN] = {"amla_plan", make_plan, 1},
     [PLAN_FOR_THREADS] = {"amla_plan_for_threads", make_plan_for_threads, 1},
+    [PLAN_BOUND] = {"amla_plan_bound", bound_plan, 1},
     [PLAN_QUERY] = {"amla_plan_query", query, 1},
     [WORKSPACE_SIZE] = {"amla_workspace_size", get_workspace_size, 1},
     [RUN] = {"amla_run", run, 1},
@@ -417,7 +423,7 @@ static void refusals(void) {
         }
         snprintf(description, sizeof description, "refusal %d", wrong);
         for (int i = PLAN_SIZE; i <= RUN_PARALLEL; i++)
-            if (i != PLAN_QUERY) check(measure(i) != AMLA_OK, description);
+            if (i != PLAN_QUERY && i != PLAN_BOUND) check(measure(i) != AMLA_OK, description);
     }
     describe(&kinds[2], 2, width, 0);
     memset(plan, 0, sizeof plan);

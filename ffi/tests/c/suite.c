@@ -174,6 +174,12 @@ static void *workspace(const struct amla_call *call, size_t *bytes) {
     return memory;
 }
 
+/* Keys of a request at most. */
+static size_t bound_keys(const struct amla_call *call) {
+    if (!call->sparse) return call->s_k;
+    return call->sparse->topk + (call->extra ? call->extra->indices->topk : 0);
+}
+
 static void run_tasks(const struct amla_call *call) {
     struct amla_error_detail detail = {.struct_size = sizeof detail};
     struct amla_plan_info info = {.struct_size = sizeof info};
@@ -188,6 +194,10 @@ static void run_tasks(const struct amla_call *call) {
     check(info.partials_len == info.partial_tasks * info.partial_len &&
               info.partial_tasks <= info.tasks,
           "partials_len");
+    size_t most = 0;
+    done(amla_plan_bound(call->b, call->s_q, bound_keys(call), call->h_q, call->h_kv, call->d_v,
+                         call->split_keys, &most, &detail), &detail);
+    check(info.partials_len <= most, "amla_plan_bound");
     float *partials = allocate(info.partials_len * sizeof *partials);
     void *memory = workspace(call, &workspace_size);
     /* The last first, in ranges of 1, 2, 3, ... tasks, an empty one before each. */
