@@ -1,9 +1,10 @@
 //! Plans: tasks that cover each key once, however they are shared out; anything else is refused.
 
-use amla::Split;
+use std::ops::Range;
+
 use amla::{
-    Elements, Lse, Options, Output, Plan, Problem, ProblemShape, SharedOutput, TailMask, combine,
-    decode, run_tasks,
+    Argument, Elements, Error, Lse, Options, Output, Plan, Problem, ProblemShape, SharedOutput,
+    Split, TailMask, combine, decode, run_tasks,
 };
 use half::bf16;
 
@@ -116,6 +117,57 @@ fn refused(problem: &Problem, words: [u64; Plan::WORDS]) {
     assert!(ran.is_err());
     assert!(combine(problem, &plan, 0..1, &partials, shared).is_err());
     assert!(untouched(&partials) && untouched(&o) && untouched(&lse));
+}
+
+/// Tasks and rows that a plan doesn't have, or memory too short by a number, compute nothing.
+fn refused_parts(draw: &mut Draw, problem: &Problem, plan: &Plan) {
+    let (short_partials, short_o) = (draw.once_in(4), draw.once_in(4));
+    let mut part = |of: usize| {
+        let start = draw.among(0..=of);
+        match draw.among(0..=2) {
+            // These would do.
+            0 => 0..of,
+            1 => start + 1..start,
+            _ => start..draw.one_of(&[of + 1, usize::MAX]),
+        }
+    };
+    let (tasks, merged) = (part(plan.tasks()), part(plan.combined_rows()));
+    let rows = rows(problem);
+    let short_partials = short_partials && plan.partials_len() > 0;
+    let short_o = short_o && rows > 0;
+    let mut partials = vec![PATTERN; plan.partials_len() - usize::from(short_partials)];
+    let mut o = vec![PATTERN; rows * problem.shape.d_v - usize::from(short_o)];
+    let mut lse = vec![PATTERN; rows];
+    let options = Options::default();
+    let written = &output(problem, Elements::F32(&mut o), &mut lse).into();
+    // The first of its faults, in the order in which they are looked for.
+    let outside = |range: &Range<usize>, of: usize| range.start > range.end || range.end > of;
+    let o_fault = short_o.then_some(Argument::O);
+    let memory_fault = short_partials.then_some(Argument::Partials);
+    let range_fault = |range, of, argument| outside(range, of).then_some(argument);
+    let run_fault = range_fault(&tasks, plan.tasks(), Argument::Task);
+    let run_fault = o_fault.or(run_fault).or(memory_fault);
+    let merge_fault = range_fault(&merged, plan.combined_rows(), Argument::Rows);
+    let merge_fault = o_fault.or(memory_fault).or(merge_fault);
+    if run_fault.is_some() {
+        let ran = used_workspace(|workspace| {
+            let memory = &mut partials;
+            run_tasks(problem, &options, plan, tasks, workspace, memory, written)
+        });
+        assert_eq!(ran.err().and_then(argument), run_fault);
+    }
+    if merge_fault.is_some() {
+        let merged = combine(problem, plan, merged, &partials, written);
+        assert_eq!(merged.err().and_then(argument), merge_fault);
+    }
+    assert!(untouched(&partials) && untouched(&o) && untouched(&lse));
+}
+
+const fn argument(error: Error) -> Option<Argument> {
+    match error {
+        Error::OutOfRange { argument, .. } | Error::TooShort { argument, .. } => Some(argument),
+        _ => None,
+    }
 }
 
 /// Requests of any lengths over a cache whose keys are all alike to the queries.
@@ -252,6 +304,7 @@ fn covered(draw: &mut Draw) {
     let plan = Plan::for_threads(&problem, draw.one_of(&THREADS)).unwrap();
     assert_eq!(Plan::from_words(plan.to_words()), Some(plan));
     check_tasks(&sizes, &plan);
+    refused_parts(draw, &problem, &plan);
     let options = Options::default();
     let rows = rows(&problem);
     let each = plan.partial_len();
@@ -371,14 +424,15 @@ fn tasks(sizes: &Sizes, most: usize, all_keys: bool) -> [usize; 3] {
     tasks.fold([0; 3], |sum, own| [0, 1, 2].map(|i| sum[i] + own[i]))
 }
 
-/// The tasks as threads may share them: ranges that cover them, in any order.
-fn shares(draw: &mut Draw, tasks: usize) -> Vec<std::ops::Range<usize>> {
+/// Tasks or rows as threads may share them: ranges that cover them, in any order.
+fn shares(draw: &mut Draw, count: usize) -> Vec<Range<usize>> {
     let threads = draw.among(1..=9);
-    let mut ends: Vec<usize> = (1..threads).map(|_| draw.among(0..=tasks)).collect();
-    ends.extend([0, tasks]);
+    let mut ends: Vec<usize> = (1..threads).map(|_| draw.among(0..=count)).collect();
+    ends.extend([0, count]);
     ends.sort_unstable();
     let mut shares: Vec<_> = ends.windows(2).map(|ends| ends[0]..ends[1]).collect();
-    let first = draw.among(0..=shares.len() - 1);
-    shares.rotate_left(first);
+    for i in (1..shares.len()).rev() {
+        shares.swap(i, draw.among(0..=i));
+    }
     shares
 }
