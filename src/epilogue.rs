@@ -225,9 +225,10 @@ impl Visitor for PanelEnd<'_, '_> {
         let mut write = self.write.take();
         let mut call = Epilogue {
             rows: 0..0,
-            factor: self.factor,
+            next: &[],
+            factor: Some(self.factor),
             increments: &increments,
-            inverse: write.as_ref().map(|_| &inverse),
+            inverse: write.as_ref().map(|_| &inverse[..]),
         };
         let at_once = match write {
             Some(_) => WRITTEN_AT_ONCE,
@@ -249,7 +250,7 @@ impl Visitor for PanelEnd<'_, '_> {
                     Some(write) => kernel.epilogue(&call, earlier, o, |r, row| {
                         write.o.write(starts[r] + i * STRIP, columns(row, i, d_v));
                     }),
-                    None => kernel.epilogue(&call, earlier, o, |_, _| {}),
+                    None => kernel.epilogue(&call, earlier, o, stay),
                 }
             }
         }
@@ -299,13 +300,15 @@ fn columns(row: &ORow, strip: usize, d_v: usize) -> &[f32] {
 /// Rows that are merged at once: their O is on the stack.
 pub const MERGED_ROWS: usize = 8;
 
-/// The partial results of some rows of a panel, merged in the order of their keys. They are left as they are: several threads
-/// may merge rows of the same task.
+/// The partial results of some rows, merged in the order of their keys. They are left as they are: several threads may merge rows
+/// of the same task.
 pub struct Merge<'a> {
     /// All rows.
     pub group: &'a Group<'a>,
     /// Some rows of the group: of one panel, and at most [`MERGED_ROWS`].
     pub rows: Range<usize>,
+    /// Strips of their O.
+    pub strips: Range<usize>,
     /// The partial results of the group, in the order of keys, and the numbers that each has.
     pub parts: &'a [f32],
     /// See `parts`.
@@ -318,68 +321,93 @@ impl Visitor for Merge<'_> {
     type Output = ();
 
     fn visit<K: Kernel>(self, kernel: K) {
-        self.run(&mut |call, earlier, o, store| kernel.epilogue(call, earlier, o, store));
+        self.run(&mut |call, earlier, o| kernel.epilogue(call, earlier, o, stay));
     }
 }
 
-/// A backend's [`Kernel::epilogue`].
-type Add<'a> =
-    &'a mut dyn FnMut(&Epilogue<'_>, Option<&[ORow]>, &mut [ORow], &mut dyn FnMut(usize, &ORow));
+/// Rows that aren't written stay.
+fn stay(_: usize, _: &ORow) {}
+
+/// A backend's [`Kernel::epilogue`] of rows that stay.
+type Add<'a> = &'a mut dyn FnMut(&Epilogue<'_>, Option<&[ORow]>, &mut [ORow]);
 
 impl Merge<'_> {
     /// One code for all backends, but for the additions.
     fn run(&self, add: Add<'_>) {
+        /// Results whose sums come before their O: one waits for the other, and memory would be waited for each time.
+        const AT_ONCE: usize = 8;
+        /// Results from one that is added to the one that is prefetched meanwhile.
+        const DISTANCE: usize = 4;
         const STRIPS: usize = MAX_D_V / STRIP;
         let (group, rows) = (self.group, self.rows.clone());
         let d_v = group.problem.shape.d_v;
         let (panel, first) = (rows.start / PANEL_ROWS, rows.start % PANEL_ROWS);
         let strip_rows = group.strip_rows(panel);
-        let factor = [1.0; PANEL_ROWS];
-        let write = Write::shared(self.output);
-        let mut sums = [[0.0; 3]; MERGED_ROWS];
         let mut o = [[0.0; STRIP]; STRIPS * MERGED_ROWS];
-        let mut parts = self.parts.chunks_exact(self.part_len).peekable();
-        let mut merged = false;
-        while let Some(part) = parts.next() {
-            let part = PartialRows::view(part, d_v, [panel, first]);
-            let (mut inverse, mut starts) = ([0.0; PANEL_ROWS], [0; PANEL_ROWS]);
-            let mut increments = [[Increment::NONE; 2]; PANEL_ROWS];
-            let is_last = parts.peek().is_none();
-            for (r, row) in rows.clone().enumerate() {
-                let own = part.sums(r);
-                sums[r] = if merged {
-                    let moves;
-                    (sums[r], moves) = align(sums[r], own);
-                    // What is merged is in the place of the later keys: a sum has no order.
-                    increments[r] = [moves[1], moves[0]];
-                    sums[r]
-                } else {
-                    own
-                };
-                if is_last {
-                    inverse[r] = write.stats(group, row, sums[r]);
-                    starts[r] = write.start(group, row);
-                }
-            }
-            let call = Epilogue {
-                rows: 0..rows.len(),
-                factor: &factor,
-                increments: &increments,
-                inverse: is_last.then_some(&inverse),
-            };
-            for (i, o) in o.chunks_mut(MERGED_ROWS).take(strips(d_v)).enumerate() {
-                let of_part = &part.o[i * strip_rows + first..][..rows.len()];
-                if !merged {
-                    o[..rows.len()].copy_from_slice(of_part);
-                }
-                add(&call, merged.then_some(of_part), o, &mut |r, row| {
-                    if is_last {
-                        let at = starts[r] + i * STRIP;
-                        self.output.o.write(at, columns(row, i, d_v));
+        let mut sums = [[0.0; 3]; MERGED_ROWS];
+        let count = self.parts.len() / self.part_len;
+        let part = |i: usize| {
+            let part = &self.parts[i * self.part_len..][..self.part_len];
+            PartialRows::view(part, d_v, [panel, first])
+        };
+        let of_rows =
+            |i: usize, strip: usize| &part(i).o[strip * strip_rows + first..][..rows.len()];
+        for start in (0..count).step_by(AT_ONCE) {
+            let at_once = start..count.min(start + AT_ONCE);
+            let mut increments = [[[Increment::NONE; 2]; MERGED_ROWS]; AT_ONCE];
+            for (i, increments) in at_once.clone().zip(&mut increments) {
+                let part = part(i);
+                let rows = sums.iter_mut().zip(increments).take(rows.len());
+                for (r, (sums, increments)) in rows.enumerate() {
+                    let own = part.sums(r);
+                    if i == 0 {
+                        *sums = own;
+                        continue;
                     }
-                });
+                    let moves;
+                    (*sums, moves) = align(*sums, own);
+                    // What is merged is in the place of the later keys: a sum has no order.
+                    *increments = [moves[1], moves[0]];
+                }
             }
-            merged = true;
+            for (strip, o) in self.strips.clone().zip(o.chunks_mut(MERGED_ROWS)) {
+                for (i, increments) in at_once.clone().zip(&increments) {
+                    if i == 0 {
+                        o[..rows.len()].copy_from_slice(of_rows(i, strip));
+                        continue;
+                    }
+                    let next = i + DISTANCE;
+                    let call = Epilogue {
+                        rows: 0..rows.len(),
+                        increments,
+                        next: if next < count {
+                            of_rows(next, strip)
+                        } else {
+                            &[]
+                        },
+                        ..Epilogue::NONE
+                    };
+                    add(&call, Some(of_rows(i, strip)), o);
+                }
+            }
+        }
+        let write = Write::shared(self.output);
+        let mut inverse = [0.0; MERGED_ROWS];
+        for ((row, sums), inverse) in rows.clone().zip(sums).zip(&mut inverse) {
+            // Merges of other strips store the same.
+            *inverse = write.stats(group, row, sums);
+        }
+        let call = Epilogue {
+            rows: 0..rows.len(),
+            inverse: Some(&inverse),
+            ..Epilogue::NONE
+        };
+        for (strip, o) in self.strips.clone().zip(o.chunks_mut(MERGED_ROWS)) {
+            add(&call, None, o);
+            for (row, o) in rows.clone().zip(o) {
+                let at = write.start(group, row) + strip * STRIP;
+                self.output.o.write(at, columns(o, strip, d_v));
+            }
         }
     }
 }

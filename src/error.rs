@@ -82,8 +82,8 @@ pub enum Argument {
     MaxLogits,
     /// The index of a task within its plan.
     Task,
-    /// Rows of [`combine`](crate::combine).
-    Rows,
+    /// Merges of [`combine`](crate::combine).
+    Merges,
     /// The partial results of a plan's tasks.
     Partials,
     /// The caller's scratch memory.
@@ -141,7 +141,7 @@ impl Argument {
             Self::Plan => "plan",
             Self::MaxLogits => "max_logits",
             Self::Task => "task",
-            Self::Rows => "rows",
+            Self::Merges => "merges",
             Self::Partials => "partials",
             Self::Workspace => "workspace",
             Self::BlockN => "block_n",

@@ -50,8 +50,8 @@ pub fn decode_on<W: BorrowMut<Workspace> + Send + Sync>(
         workspaces: Chunks::new(&mut workspaces[..threads], 1),
         partials: Chunks::new(&mut partials[..plan.partials_len()], plan.partial_len()),
         output: output.into(),
-        merges: AtomicUsize::new(0),
-        merged_rows: plan.combined_rows().div_ceil(2 * threads),
+        merged: AtomicUsize::new(0),
+        each: plan.merges().div_ceil(threads),
     };
     pool.parallel_for(threads, &|_| call.run());
     // What a pool that calls less than it should has left.
@@ -67,9 +67,9 @@ struct Call<'a, W> {
     workspaces: Chunks<'a, W>,
     partials: Chunks<'a, f32>,
     output: SharedOutput<'a>,
-    /// Merges that were begun, and the rows of each.
-    merges: AtomicUsize,
-    merged_rows: usize,
+    /// Merges that were begun, divided by `each`, which a thread takes at once.
+    merged: AtomicUsize,
+    each: usize,
 }
 
 impl<W: BorrowMut<Workspace> + Send> Call<'_, W> {
@@ -101,7 +101,7 @@ impl<W: BorrowMut<Workspace> + Send> Call<'_, W> {
 
     /// Waits for the partial results of the others, but not for long: whoever computes the last one merges what is left.
     fn merge(&self) {
-        let rows = self.plan.combined_rows();
+        let merges = self.plan.merges();
         let partials = (0..WAIT).find_map(|_| {
             let all = self.partials.all();
             if all.is_none() {
@@ -110,13 +110,13 @@ impl<W: BorrowMut<Workspace> + Send> Call<'_, W> {
             all
         });
         while let Some(partials) = partials {
-            let merge = self.merges.fetch_add(1, Ordering::Relaxed);
-            let start = merge.saturating_mul(self.merged_rows);
-            if start >= rows {
+            let start = self.merged.fetch_add(1, Ordering::Relaxed);
+            let start = start.saturating_mul(self.each);
+            if start >= merges {
                 break;
             }
-            let rows = start..rows.min(start + self.merged_rows);
-            combine_checked(self.problem, self.plan, rows, partials, &self.output);
+            let merges = start..merges.min(start + self.each);
+            combine_checked(self.problem, self.plan, merges, partials, &self.output);
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::kernel::Backend;
 use crate::kernel::shared::{atomic_u16, atomic_u32};
 use crate::plan::{Cut, Plan, row_groups};
 use crate::problem::{Elements, Output, Problem, SharedElements, SharedOutput, in_range};
-use crate::tile::{PANEL_ROWS, PANELS, Workspace};
+use crate::tile::{PANELS, Workspace, strips};
 
 /// Attends every query to its keys, on one thread, of whose stack it takes up to 64 KiB.
 ///
@@ -168,24 +168,27 @@ impl<'a, 'o> Thread<'a, 'o> {
             return run_all_keys(cut, &group, self.options, self.workspace, write);
         };
         let before = self.packed.as_ref();
+        let [own, _] = &mut self.workspace.partials;
+        let own = &mut own[..partial.len()];
         self.options.backend_of(&group).with(Task {
             group: &group,
             options: self.options,
             tiles: &mut self.workspace.tiles,
             kv: &mut self.workspace.kv,
             packed: before.is_some_and(|before| before.same_rows(&group)),
-            partial: Partial::view(partial, group.problem.shape.d_v),
+            partial: Partial::view(own, group.problem.shape.d_v),
             earlier: None,
             write: None,
         });
+        partial.copy_from_slice(own);
         if group.sees_any() {
             self.packed = Some(group);
         }
     }
 }
 
-/// Merges the partial results of some rows of a plan in the order of the keys, and writes them to the output: some of the
-/// [`combined_rows`](Plan::combined_rows), on any thread. Others may be merged meanwhile.
+/// Merges partial results in the order of the keys, and writes O and lse: some of the plan's [`merges`](Plan::merges), on any
+/// thread. Others may run meanwhile.
 ///
 /// `partials` holds [`partial_len`](Plan::partial_len) numbers for each of the tasks that have them, one after the other.
 ///
@@ -194,16 +197,16 @@ impl<'a, 'o> Thread<'a, 'o> {
 pub fn combine(
     problem: &Problem<'_>,
     plan: &Plan,
-    rows: Range<usize>,
+    merges: Range<usize>,
     partials: &[f32],
     output: &SharedOutput<'_>,
 ) -> Result<(), Error> {
     plan.check(problem)?;
     output.check(problem.q_dims(), &problem.shape)?;
     plan.check_partials(partials)?;
-    in_range(Argument::Rows, rows.end, 0, plan.combined_rows())?;
-    in_range(Argument::Rows, rows.start, 0, rows.end)?;
-    combine_checked(problem, plan, rows, partials, output);
+    in_range(Argument::Merges, merges.end, 0, plan.merges())?;
+    in_range(Argument::Merges, merges.start, 0, merges.end)?;
+    combine_checked(problem, plan, merges, partials, output);
     Ok(())
 }
 
@@ -211,36 +214,44 @@ pub fn combine(
 pub fn combine_checked(
     problem: &Problem<'_>,
     plan: &Plan,
-    mut rows: Range<usize>,
+    mut merges: Range<usize>,
     mut partials: &[f32],
     output: &SharedOutput<'_>,
 ) {
     // Every backend adds to the same bits.
     let backend = Backend::detect();
     let part_len = plan.partial_len();
+    let strips = strips(problem.shape.d_v);
     let mut next = 0;
     let tasks = plan.groups(problem, 0..plan.partial_tasks());
     for (cut, group) in tasks.filter(|(cut, group)| cut.is_first(&group.keys)) {
         let parts;
         (parts, partials) = partials.split_at(cut.splits().len() * part_len);
-        let own = next..next + group.rows.len();
+        let own = next..next + group.rows.len() * strips;
         next = own.end;
-        while rows.start < rows.end.min(own.end) {
-            // Some rows of one panel.
-            let first = rows.start - own.start;
-            let end = (first + MERGED_ROWS)
-                .min(first / PANEL_ROWS * PANEL_ROWS + PANEL_ROWS)
-                .min(rows.end.min(own.end) - own.start);
+        while merges.start < merges.end.min(own.end) {
+            let left = merges.end.min(own.end) - merges.start;
+            let at = merges.start - own.start;
+            let row = at / (MERGED_ROWS * strips) * MERGED_ROWS;
+            let count = MERGED_ROWS.min(group.rows.len() - row);
+            let at = at - row * strips;
+            let (strip, first) = (at / count, at % count);
+            // Some strips of all these rows, or some rows of one strip.
+            let (rows, taken) = match left / count {
+                taken @ 1.. if first == 0 => (0..count, taken.min(strips - strip)),
+                _ => (first..count.min(first + left), 1),
+            };
+            merges.start += rows.len() * taken;
             backend.with(Merge {
                 group: &group,
-                rows: first..end,
+                rows: row + rows.start..row + rows.end,
+                strips: strip..strip + taken,
                 parts,
                 part_len,
                 output,
             });
-            rows.start = own.start + end;
         }
-        if rows.is_empty() {
+        if merges.is_empty() {
             break;
         }
     }

@@ -74,7 +74,7 @@ impl Crew {
             ends.try_for_each(|end| end.expect("a task panicked"))
         })?;
         let (threads, partials) = (self.workspaces.len(), &self.partials[..]);
-        let start = |i: usize| plan.combined_rows() * i / threads;
+        let start = |i: usize| plan.merges() * i / threads;
         thread::scope(|scope| {
             let threads: Vec<_> = (0..threads)
                 .map(|i| {

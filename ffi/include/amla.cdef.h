@@ -153,7 +153,7 @@ struct amla_plan_info {
     size_t partial_len;
     size_t partials_len;
     size_t partial_tasks;
-    size_t combined_rows;
+    size_t merges;
 };
 typedef void (*amla_parallel_for)(void *pool, size_t n, void (*body)(void *arg, size_t i), void *arg);
 struct amla_part {
@@ -279,14 +279,14 @@ amla_status amla_combine(const struct amla_call *call,
                          const float *partials,
                          size_t partials_len,
                          struct amla_error_detail *detail);
-amla_status amla_combine_rows(const struct amla_call *call,
-                              const void *plan,
-                              size_t plan_size,
-                              size_t begin,
-                              size_t end,
-                              const float *partials,
-                              size_t partials_len,
-                              struct amla_error_detail *detail);
+amla_status amla_combine_range(const struct amla_call *call,
+                               const void *plan,
+                               size_t plan_size,
+                               size_t begin,
+                               size_t end,
+                               const float *partials,
+                               size_t partials_len,
+                               struct amla_error_detail *detail);
 amla_status amla_run_parallel(const struct amla_call *call,
                               const void *plan,
                               size_t plan_size,

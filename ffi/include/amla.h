@@ -436,8 +436,8 @@ struct amla_plan_info {
     size_t partials_len AMLA_DEFAULT;
     // How many tasks have partial results: the first ones. The others write O and lse.
     size_t partial_tasks AMLA_DEFAULT;
-    // Rows whose partial results are to be combined.
-    size_t combined_rows AMLA_DEFAULT;
+    // Merges of partial results: of each row one for each 64 columns of O.
+    size_t merges AMLA_DEFAULT;
 };
 
 // Calls its second argument with the fourth and each number below the first, once, on any threads in any order, and returns when
@@ -818,7 +818,7 @@ amla_status amla_mla_decode(const uint16_t *q,
 // Any number of threads may do so at the same time, for disjoint ranges and with a workspace
 // each. Tasks have no order. The first partial_tasks of a plan have partial results: a call touches only its own tasks'
 // part of `partials`, from begin * partial_len on. The others write their rows of the output. When all tasks are done,
-// amla_combine() or amla_combine_rows() merges the partial results.
+// amla_combine() or amla_combine_range() merges the partial results.
 //
 // @param call What is to be computed, and where results go.
 // @param plan What amla_plan() wrote for a call with this shape and these lengths.
@@ -859,26 +859,26 @@ amla_status amla_combine(const struct amla_call *call,
                          size_t partials_len,
                          struct amla_error_detail *detail);
 
-// Merges the partial results of rows begin, begin + 1, ..., end - 1 of a plan's combined_rows, in the order of the keys. Any
-// number of threads may do so at the same time, for disjoint ranges, when all tasks are done.
+// Merges partial results in the order of the keys: merges begin, begin + 1, ..., end - 1 of a plan. Any number of threads may do
+// so at the same time, for disjoint ranges, when all tasks are done.
 //
 // @param call What was computed, and where results go.
 // @param plan The plan that the tasks are of.
 // @param plan_size Bytes of it.
-// @param begin The first row.
-// @param end One more than the last row.
+// @param begin The first merge.
+// @param end One more than the last merge.
 // @param partials What amla_run_tasks() wrote for all tasks.
 // @param partials_len FP32 numbers there, at least what amla_plan_query() says.
 // @param detail Null, or where the reason goes if the call is refused; this thread's alone.
 // @return AMLA_OK, or whatever is wrong with the arguments; then the outputs are untouched.
-amla_status amla_combine_rows(const struct amla_call *call,
-                              const void *plan,
-                              size_t plan_size,
-                              size_t begin,
-                              size_t end,
-                              const float *partials,
-                              size_t partials_len,
-                              struct amla_error_detail *detail);
+amla_status amla_combine_range(const struct amla_call *call,
+                               const void *plan,
+                               size_t plan_size,
+                               size_t begin,
+                               size_t end,
+                               const float *partials,
+                               size_t partials_len,
+                               struct amla_error_detail *detail);
 
 // A call of a plan on the caller's threads: as many as there are workspaces. Results are those of amla_run() to the bit.
 //

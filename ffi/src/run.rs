@@ -147,7 +147,7 @@ pub unsafe extern "C" fn amla_plan_query(
             partial_len: plan.partial_len(),
             partials_len: plan.partials_len(),
             partial_tasks: plan.partial_tasks(),
-            combined_rows: plan.combined_rows(),
+            merges: plan.merges(),
             ..blank()
         };
         // SAFETY: the caller's pointers are as documented: this function's contract.
@@ -383,7 +383,7 @@ unsafe fn run(
 /// Any number of threads may do so at the same time, for disjoint ranges and with a workspace
 /// each. Tasks have no order. The first partial_tasks of a plan have partial results: a call touches only its own tasks'
 /// part of `partials`, from begin * partial_len on. The others write their rows of the output. When all tasks are done,
-/// amla_combine() or amla_combine_rows() merges the partial results.
+/// amla_combine() or amla_combine_range() merges the partial results.
 ///
 /// @param call What is to be computed, and where results go.
 /// @param plan What amla_plan() wrote for a call with this shape and these lengths.
@@ -483,14 +483,14 @@ pub unsafe extern "C" fn amla_combine(
     unsafe { report(detail, body) }
 }
 
-/// Merges the partial results of rows begin, begin + 1, ..., end - 1 of a plan's combined_rows, in the order of the keys. Any
-/// number of threads may do so at the same time, for disjoint ranges, when all tasks are done.
+/// Merges partial results in the order of the keys: merges begin, begin + 1, ..., end - 1 of a plan. Any number of threads may do
+/// so at the same time, for disjoint ranges, when all tasks are done.
 ///
 /// @param call What was computed, and where results go.
 /// @param plan The plan that the tasks are of.
 /// @param plan_size Bytes of it.
-/// @param begin The first row.
-/// @param end One more than the last row.
+/// @param begin The first merge.
+/// @param end One more than the last merge.
 /// @param partials What amla_run_tasks() wrote for all tasks.
 /// @param partials_len FP32 numbers there, at least what amla_plan_query() says.
 /// @param detail Null, or where the reason goes if the call is refused; this thread's alone.
@@ -499,7 +499,7 @@ pub unsafe extern "C" fn amla_combine(
 /// # Safety
 /// Pointers are as documented with what they point to.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn amla_combine_rows(
+pub unsafe extern "C" fn amla_combine_range(
     call: *const Call,
     plan: *const c_void,
     plan_size: usize,
@@ -542,8 +542,8 @@ unsafe fn combined(
     let output = unsafe { output(&mut regions, call.output) }?;
     // SAFETY: the caller's pointers are as documented: this function's contract.
     let plan = unsafe { read_plan(&mut regions, plan, plan_size) }?;
-    let rows = rows.unwrap_or(0..plan.combined_rows());
-    in_range("end", rows.end, plan.combined_rows())?;
+    let rows = rows.unwrap_or(0..plan.merges());
+    in_range("end", rows.end, plan.merges())?;
     in_range("begin", rows.start, rows.end)?;
     // SAFETY: the caller's pointers are as documented: this function's contract.
     let partials = unsafe { memory::slice(&mut regions, "partials", partials, partials_len) }?;

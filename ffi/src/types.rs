@@ -402,8 +402,8 @@ pub struct PlanInfo {
     pub partials_len: usize,
     /// How many tasks have partial results: the first ones. The others write O and lse.
     pub partial_tasks: usize,
-    /// Rows whose partial results are to be combined.
-    pub combined_rows: usize,
+    /// Merges of partial results: of each row one for each 64 columns of O.
+    pub merges: usize,
 }
 
 /// A result over some of the keys: O in FP32 and lse, with the strides and lengths of

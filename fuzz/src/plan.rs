@@ -79,6 +79,8 @@ fn any_shape(draw: &mut Draw) {
     let words = [(); Plan::WORDS].map(|()| draw.u64());
     if let Ok(plan) = Plan::for_threads(&problem, draw.one_of(&THREADS)) {
         assert!(plan.partial_len() > 0 && plan.partial_tasks() <= plan.tasks());
+        let bound = Plan::bound(&problem.shape, problem.split).unwrap();
+        assert!(plan.partials_len() <= bound);
         assert_eq!(Plan::from_words(plan.to_words()), Some(plan));
         let mut other = plan.to_words();
         other[draw.among(0..=Plan::WORDS - 1)] ^= 1 << draw.among(0..=63);
@@ -131,7 +133,7 @@ fn refused_parts(draw: &mut Draw, problem: &Problem, plan: &Plan) {
             _ => start..draw.one_of(&[of + 1, usize::MAX]),
         }
     };
-    let (tasks, merged) = (part(plan.tasks()), part(plan.combined_rows()));
+    let (tasks, merged) = (part(plan.tasks()), part(plan.merges()));
     let rows = rows(problem);
     let short_partials = short_partials && plan.partials_len() > 0;
     let short_o = short_o && rows > 0;
@@ -147,7 +149,7 @@ fn refused_parts(draw: &mut Draw, problem: &Problem, plan: &Plan) {
     let range_fault = |range, of, argument| outside(range, of).then_some(argument);
     let run_fault = range_fault(&tasks, plan.tasks(), Argument::Task);
     let run_fault = o_fault.or(run_fault).or(memory_fault);
-    let merge_fault = range_fault(&merged, plan.combined_rows(), Argument::Rows);
+    let merge_fault = range_fault(&merged, plan.merges(), Argument::Merges);
     let merge_fault = o_fault.or(memory_fault).or(merge_fault);
     if run_fault.is_some() {
         let ran = used_workspace(|workspace| {
@@ -319,7 +321,7 @@ fn covered(draw: &mut Draw) {
         })
         .unwrap();
     }
-    for range in shares(draw, plan.combined_rows()) {
+    for range in shares(draw, plan.merges()) {
         combine(&problem, &plan, range, &partials, written).unwrap();
     }
     let (mut o_alone, mut lse_alone) = (vec![PATTERN; rows * WIDTH], vec![PATTERN; rows]);
@@ -388,7 +390,7 @@ const THREADS: [usize; 8] = [0, 1, 2, 7, 16, 200, 1 << 20, usize::MAX];
 /// The numbers of tasks, of those with partial results and of combined rows: requests x KV heads x groups of up to 256 rows, or
 /// halves or quarters of them, with all keys, or with each KV split apart.
 fn check_tasks(sizes: &Sizes, plan: &Plan) {
-    let given = [plan.tasks(), plan.partial_tasks(), plan.combined_rows()];
+    let given = [plan.tasks(), plan.partial_tasks(), plan.merges()];
     let mut cuts = [256, 128, 64]
         .into_iter()
         .flat_map(|rows| [(rows, true), (rows, false)]);

@@ -231,12 +231,25 @@ pub struct Epilogue<'a> {
     /// Rows of the panel: some or all.
     pub rows: Range<usize>,
     /// The factor of each row; 1 leaves it as it is.
-    pub factor: &'a [f32; PANEL_ROWS],
+    pub factor: Option<&'a [f32; PANEL_ROWS]>,
     /// What is added to the bits of each row of O over earlier keys, and of this one; nothing without
     /// earlier keys.
-    pub increments: &'a [[Increment; 2]; PANEL_ROWS],
+    pub increments: &'a [[Increment; 2]],
     /// The factor of the sum.
-    pub inverse: Option<&'a [f32; PANEL_ROWS]>,
+    pub inverse: Option<&'a [f32]>,
+    /// Rows to come, to prefetch: a row with each.
+    pub next: &'a [ORow],
+}
+
+impl Epilogue<'_> {
+    /// Nothing is done to any row.
+    pub const NONE: Self = Self {
+        rows: 0..0,
+        factor: None,
+        increments: &[],
+        inverse: None,
+        next: &[],
+    };
 }
 
 /// A set of strips of O, a bit each.

@@ -326,24 +326,37 @@ pub fn epilogue<S: Simd>(
     o: &mut [ORow],
     mut store: impl FnMut(usize, &[f32; STRIP]),
 ) {
+    /// Numbers of a cache line.
+    const LINE: usize = 64 / size_of::<f32>();
     for (r, o) in call.rows.clone().zip(&mut o[call.rows.clone()]) {
-        let scaled = call.factor[r] != 1.0;
-        let factor = simd.splat(call.factor[r]);
-        let inverse = simd.splat(call.inverse.map_or(1.0, |inverse| inverse[r]));
-        let [before, own] = call.increments[r].map(Increment::bits);
-        for (i, to) in lanes_mut::<S>(o).iter_mut().enumerate() {
-            let mut x = simd.load(to);
-            if scaled {
-                x = product(simd, x, factor);
+        if let Some(next) = call.next.get(r) {
+            for line in (0..STRIP).step_by(LINE) {
+                simd.prefetch((&raw const next[line]).cast());
             }
-            if let Some(earlier) = earlier {
-                let earlier = simd.load(&lanes::<S>(&earlier[r])[i]);
-                x = simd.add(moved(simd, earlier, before), moved(simd, x, own));
+        }
+        // Each condition once a row: what is stored meanwhile is in L1d.
+        let vectors = lanes_mut::<S>(o);
+        if let Some(factor) = call.factor.map(|factor| factor[r])
+            && factor != 1.0
+        {
+            let factor = simd.splat(factor);
+            for x in &mut *vectors {
+                simd.store(product(simd, simd.load(x), factor), x);
             }
-            if call.inverse.is_some() {
-                x = product(simd, x, inverse);
+        }
+        if let Some(earlier) = earlier {
+            let earlier = lanes::<S>(&earlier[r]);
+            let [before, own] = call.increments[r].map(Increment::bits);
+            for (x, earlier) in vectors.iter_mut().zip(earlier) {
+                let earlier = moved(simd, simd.load(earlier), before);
+                simd.store(simd.add(earlier, moved(simd, simd.load(x), own)), x);
             }
-            simd.store(x, to);
+        }
+        if let Some(inverse) = call.inverse {
+            let inverse = simd.splat(inverse[r]);
+            for x in vectors {
+                simd.store(product(simd, simd.load(x), inverse), x);
+            }
         }
         store(r, o);
     }

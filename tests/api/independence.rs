@@ -165,7 +165,7 @@ pub fn used_memory_does_not_matter(backend: Backend) {
                     &mut partials,
                     output,
                 )?;
-                combine(&problem, &plan, 0..plan.combined_rows(), &partials, output)
+                combine(&problem, &plan, 0..plan.merges(), &partials, output)
             });
             assert!(got == want, "{:?}, {options:?}", case.shape);
         }

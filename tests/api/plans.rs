@@ -89,16 +89,20 @@ fn refuses_short_partials() {
     }
     let partials = pattern(needed);
     #[expect(clippy::reversed_empty_ranges, reason = "is refused")]
-    for (rows, value, max) in [(0..6, 6, 5), (3..2, 3, 2), (usize::MAX..5, usize::MAX, 5)] {
+    for (merges, value, max) in [
+        (0..11, 11, 10),
+        (3..2, 3, 2),
+        (usize::MAX..10, usize::MAX, 10),
+    ] {
         let want = Error::OutOfRange {
-            argument: Argument::Rows,
+            argument: Argument::Merges,
             value,
             min: 0,
             max,
         };
-        let text = format!("rows is {value}, not in 0..={max}");
+        let text = format!("merges is {value}, not in 0..={max}");
         let call =
-            |output: Output| combine(&problem, &plan, rows.clone(), &partials, &output.into());
+            |output: Output| combine(&problem, &plan, merges.clone(), &partials, &output.into());
         untouched(case.sizes(), dense, call, &(want, text), "combine");
     }
 }

@@ -186,7 +186,7 @@ fn refused(problem: &Problem, want: &Refusal) {
         }
     }
     let partials = pattern(plan.partials_len());
-    let rows = 0..plan.combined_rows();
+    let rows = 0..plan.merges();
     let call = |output: Output| combine(problem, &plan, rows.clone(), &partials, &output.into());
     untouched(good.sizes(), dense, call, want, "combine");
     if !matches!(want.0, Error::UnsupportedDims { .. }) {
@@ -218,7 +218,7 @@ fn refused_output(
         }
     }
     let mut partials = pattern(plan.partials_len());
-    let rows = 0..plan.combined_rows();
+    let rows = 0..plan.merges();
     let call = |output: Output| combine(&problem, &plan, rows.clone(), &partials, &output.into());
     untouched(lengths, arrange, call, want, "combine");
     let call = |output: Output| {

@@ -66,7 +66,7 @@ fn in_order(problem: &Problem, options: &Options, order: &[usize], threads: usiz
         let partials = &partials;
         thread::scope(|scope| {
             for i in 0..threads {
-                let start = |i| plan.combined_rows() * i / threads;
+                let start = |i| plan.merges() * i / threads;
                 scope.spawn(move || {
                     combine(problem, plan, start(i)..start(i + 1), partials, output).unwrap();
                 });

@@ -396,7 +396,7 @@ pub fn workspace() -> Box<Workspace> {
     bytemuck::zeroed_box()
 }
 
-/// Runs tasks of a plan, all of them, in that order and one by one, and combines their results, some rows at a time, from the last on.
+/// Runs tasks of a plan, all of them, in that order and one by one, and combines their results, some merges at a time, from the last on.
 pub fn run_plan(
     problem: &Problem,
     options: &Options,
@@ -420,9 +420,9 @@ pub fn run_plan(
                 output,
             )?;
         }
-        let mut end = plan.combined_rows();
-        for rows in [1, 9, 70].into_iter().cycle() {
-            let start = end.saturating_sub(rows);
+        let mut end = plan.merges();
+        for merges in [1, 9, 70, 200].into_iter().cycle() {
+            let start = end.saturating_sub(merges);
             combine(problem, plan, start..end, &partials, output)?;
             end = start;
             if end == 0 {

@@ -94,7 +94,7 @@ impl Caller {
             |output, workspace, _| decode(bad, &options, workspace, output),
         );
         let room = plan.partials_len();
-        self.combine(bad, shape, plan, 0..plan.combined_rows(), room, want);
+        self.combine(bad, shape, plan, 0..plan.merges(), room, want);
         let single = tasks.iter().map(|&task| task..task.saturating_add(1));
         for tasks in single.chain(iter::once(0..plan.tasks())) {
             self.run(bad, shape, plan, tasks, room, want);

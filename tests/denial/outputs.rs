@@ -52,7 +52,7 @@ fn outputs() {
             });
             caller.output(shape, want, change, |output, _, partials| {
                 call(output, &mut |output| {
-                    let rows = 0..plan.combined_rows();
+                    let rows = 0..plan.merges();
                     combine(&good, &plan, rows, partials, &output.into())
                 })
             });
@@ -128,9 +128,9 @@ fn plans_and_tasks() {
         let want = out_of_range(Argument::Task, 1, 0, 0);
         caller.run(good, shape, &plan, reversed, 0, want);
         // None of them has a partial result.
-        assert_eq!((plan.partials_len(), plan.combined_rows()), (0, 0));
+        assert_eq!((plan.partials_len(), plan.merges()), (0, 0));
         for end in [1, usize::MAX] {
-            let want = out_of_range(Argument::Rows, end, 0, 0);
+            let want = out_of_range(Argument::Merges, end, 0, 0);
             caller.combine(good, shape, &plan, 0..end, 0, want);
         }
         let others: [fn(&mut Problem); 5] = [
@@ -156,7 +156,7 @@ fn plans_and_tasks() {
     report("plans and tasks", &caller, 48);
 }
 
-/// Too little memory for partial results, rows that don't exist, and pages that don't.
+/// Too little memory for partial results, merges that don't exist, and pages that don't.
 #[test]
 fn partial_results() {
     let mut caller = Caller::new();
@@ -166,8 +166,12 @@ fn partial_results() {
     let plan = Plan::new(long).unwrap();
     let (tasks, len) = (plan.partial_tasks(), plan.partial_len());
     assert!(tasks == plan.tasks() && tasks > 2);
-    let (rows, shape) = (plan.combined_rows(), long.shape);
-    assert_eq!((rows, plan.partials_len()), (HEADS[0], tasks * len));
+    let (merges, shape) = (plan.merges(), long.shape);
+    let strips = DIMS.1.div_ceil(amla::tile::STRIP);
+    assert_eq!(
+        (merges, plan.partials_len()),
+        (HEADS[0] * strips, tasks * len)
+    );
     for (run, needed) in [
         (1..2, len),
         (0..tasks, tasks * len),
@@ -180,18 +184,18 @@ fn partial_results() {
     }
     for room in [0, len, tasks * len - 1] {
         let want = too_short(Argument::Partials, room, tasks * len);
-        for rows in [0..0, 0..1, 0..rows] {
-            caller.combine(long, shape, &plan, rows, room, want);
+        for range in [0..0, 0..1, 0..merges] {
+            caller.combine(long, shape, &plan, range, room, want);
         }
     }
     let reversed = Range { start: 3, end: 2 };
     for (wrong, value, max) in [
-        (0..rows + 1, rows + 1, rows),
-        (rows..rows + 1, rows + 1, rows),
-        (0..usize::MAX, usize::MAX, rows),
+        (0..merges + 1, merges + 1, merges),
+        (merges..merges + 1, merges + 1, merges),
+        (0..usize::MAX, usize::MAX, merges),
         (reversed, 3, 2),
     ] {
-        let want = out_of_range(Argument::Rows, value, 0, max);
+        let want = out_of_range(Argument::Merges, value, 0, max);
         caller.combine(long, shape, &plan, wrong, tasks * len, want);
     }
     let pages = long.pages.unwrap();

@@ -83,7 +83,7 @@ fn plan_refused(problem: &Problem, good: &Problem, plan: &Plan, tasks: &[usize],
         }
     }
     let partials = vec![PATTERN; plan.partials_len()];
-    let rows = 0..plan.combined_rows();
+    let rows = 0..plan.merges();
     call_refused(good, want, |output| {
         combine(problem, plan, rows, &partials, &output.into())
     });

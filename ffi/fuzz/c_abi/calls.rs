@@ -13,7 +13,7 @@ use crate::draw::Draw;
 use crate::hosts::Bits;
 use crate::merge::amla_merge;
 use crate::run::{
-    amla_combine, amla_combine_rows, amla_plan_for_threads, amla_plan_query, amla_plan_size,
+    amla_combine, amla_combine_range, amla_plan_for_threads, amla_plan_query, amla_plan_size,
     amla_run, amla_run_parallel, amla_run_tasks, amla_workspace_size,
 };
 use crate::types::{self, Call, Part, PlanInfo, Status};
@@ -140,7 +140,7 @@ impl Caller {
             partial_len: 0,
             partials_len: 0,
             partial_tasks: 0,
-            combined_rows: 0,
+            merges: 0,
         };
         // SAFETY: there are `plan_len` bytes, and a struct.
         let status = unsafe { amla_plan_query(plan.pointer(), plan_len, &raw mut info, detail) };
@@ -177,17 +177,17 @@ impl Caller {
             workspace.check();
             all = all.max(status);
         }
-        let middle = draw.among(0..=info.combined_rows);
+        let middle = draw.among(0..=info.merges);
         let merges = match draw.once_in(2) {
-            true => vec![[0, info.combined_rows]],
-            false => vec![[middle, info.combined_rows + shift], [0, middle]],
+            true => vec![[0, info.merges]],
+            false => vec![[middle, info.merges + shift], [0, middle]],
         };
         let mut status = types::AMLA_OK;
         for [begin, end] in merges {
             let partials = partials.pointer();
             // SAFETY: as above.
             let merge = unsafe {
-                match [begin, end] == [0, info.combined_rows] {
+                match [begin, end] == [0, info.merges] {
                     true => amla_combine(
                         call,
                         plan.pointer(),
@@ -196,7 +196,7 @@ impl Caller {
                         partials_len,
                         detail,
                     ),
-                    false => amla_combine_rows(
+                    false => amla_combine_range(
                         call,
                         plan.pointer(),
                         plan_len,

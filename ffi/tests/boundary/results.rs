@@ -40,7 +40,10 @@ fn the_last_task_can_be_run_alone_and_touches_its_own_part() {
     // SAFETY: the plan and the struct are this test's.
     let status = unsafe { amla_plan_query(plan, size, &mut info, std::ptr::null_mut()) };
     assert_eq!((status, info.tasks), (AMLA_OK, 2 * B));
-    assert_eq!((info.partial_tasks, info.combined_rows), (2 * B, B * H_Q));
+    assert_eq!(
+        (info.partial_tasks, info.merges),
+        (2 * B, B * H_Q * D_V.div_ceil(amla::tile::STRIP))
+    );
     let last = (2 * B - 1) * info.partial_len;
     let (first, second) = w.partials.split_at(last);
     assert!(first.iter().all(|x| x.to_bits() == PATTERN.to_bits()));

@@ -182,7 +182,7 @@ static void refused(const char *name, int who, amla_status want, const char *arg
     if (who & COMBINE) {
         TRY("amla_combine", amla_combine(&w.call, w.plan_memory, w.plan_size, w.partials,
                                          w.partials_len, &detail));
-        TRY("amla_combine_rows", amla_combine_rows(&w.call, w.plan_memory, w.plan_size, 0, 0,
+        TRY("amla_combine_range", amla_combine_range(&w.call, w.plan_memory, w.plan_size, 0, 0,
                                                    w.partials, w.partials_len, &detail));
     }
     if (who & PARALLEL)

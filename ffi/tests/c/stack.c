@@ -38,7 +38,7 @@ enum {
     ABI_VERSION, VERSION_STRING, BACKEND_NAME, PERMIT_AMX, SET_MAX_BACKEND, AVAILABLE_BACKEND,
     CAPABILITIES,
     STATUS_STRING, PLAN_SIZE, PLAN, PLAN_FOR_THREADS, PLAN_BOUND, PLAN_QUERY, WORKSPACE_SIZE, RUN, RUN_TASKS, COMBINE,
-    COMBINE_ROWS, RUN_PARALLEL, MERGE,
+    COMBINE_RANGE, RUN_PARALLEL, MERGE,
     MLA_DECODE, ENCODE_FP8, ENCODE_MODEL1, ENCODE_INT8, ENCODE_E4M3,
     ENCODE_Q8_0, ENCODE_Q4_0, FUNCTIONS
 };
@@ -149,7 +149,7 @@ static void combine(void) {
         amla_combine(&call, plan, sizeof plan, partials, info.partials_len, &detail));
 }
 static void combine_rows(void) {
-    status = BELOW(amla_combine_rows(&call, plan, sizeof plan, 0, info.combined_rows, partials,
+    status = BELOW(amla_combine_range(&call, plan, sizeof plan, 0, info.merges, partials,
                                      info.partials_len, &detail));
 }
 static void one_by_one(void *pool, size_t n, void (*body)(void *, size_t), void *arg) {
@@ -210,7 +210,7 @@ static const struct {
     [RUN] = {"amla_run", run, 1},
     [RUN_TASKS] = {"amla_run_tasks", run_tasks, 1},
     [COMBINE] = {"amla_combine", combine, 1},
-    [COMBINE_ROWS] = {"amla_combine_rows", combine_rows, 1},
+    [COMBINE_RANGE] = {"amla_combine_range", combine_rows, 1},
     [RUN_PARALLEL] = {"amla_run_parallel", run_parallel, 1},
     [MERGE] = {"amla_merge", merge, 0},
     [MLA_DECODE] = {"amla_mla_decode", mla_decode, 0},
@@ -383,7 +383,7 @@ static void compute(void) {
     check(partials != NULL, "out of memory");
     done(RUN_TASKS);
     done(COMBINE);
-    done(COMBINE_ROWS);
+    done(COMBINE_RANGE);
     done(RUN_PARALLEL);
     free(partials);
 }

@@ -209,12 +209,13 @@ static void run_tasks(const struct amla_call *call) {
                             info.partials_len, &detail), &detail);
         end = begin;
     }
-    /* All rows, or the last ones first. */
-    if (info.combined_rows % 2)
+    /* All at once, or the last ones first. */
+    int at_once = info.partial_tasks % 3 == 0;
+    if (at_once)
         done(amla_combine(call, plan, plan_size, partials, info.partials_len, &detail), &detail);
-    for (size_t end = info.combined_rows % 2 ? 0 : info.combined_rows, n = 1; end > 0; n++) {
+    for (size_t end = at_once ? 0 : info.merges, n = 1; end > 0; n++) {
         size_t begin = end > n ? end - n : 0;
-        done(amla_combine_rows(call, plan, plan_size, begin, end, partials, info.partials_len,
+        done(amla_combine_range(call, plan, plan_size, begin, end, partials, info.partials_len,
                                &detail), &detail);
         end = begin;
     }

@@ -43,8 +43,8 @@ fn strip(seed: u32) -> OStrip {
 fn the_epilogue_has_the_same_bits_on_every_backend() {
     let (o, earlier) = (strip(19), strip(20));
     let factor = core::array::from_fn(|r| [1.0, 1.003, 1.0, 0.5][r % 4]);
-    let inverse = core::array::from_fn(|r| if r == 5 { f32::NAN } else { 0.3 });
-    let increments = core::array::from_fn(|r| {
+    let inverse: [f32; PANEL_ROWS] = core::array::from_fn(|r| if r == 5 { f32::NAN } else { 0.3 });
+    let increments: [[Increment; 2]; PANEL_ROWS] = core::array::from_fn(|r| {
         [r % 3, r % 5].map(|n| Increment::pow2(-i32::try_from(n).unwrap()))
     });
     for (rows, earlier, inverse) in [
@@ -64,7 +64,7 @@ fn the_epilogue_has_the_same_bits_on_every_backend() {
                     Increment::NONE => x,
                     n => add_increment_f32(x, n),
                 };
-                let [before, own]: [Increment; 2] = increments[r];
+                let [before, own] = increments[r];
                 x = moved(earlier[r][i], before) + moved(x, own);
             }
             inverse.map_or(x, |inverse| one_nan(x * inverse[r]))
@@ -72,9 +72,11 @@ fn the_epilogue_has_the_same_bits_on_every_backend() {
         for backend in backends() {
             let call = Epilogue {
                 rows: rows.clone(),
-                factor: &factor,
+                factor: Some(&factor),
                 increments: &increments,
-                inverse,
+                inverse: inverse.map(|inverse| &inverse[..]),
+                // Prefetched, and nothing else.
+                next: &o[3..9],
             };
             let [got, stored] = backend.with(EpilogueRun {
                 call,
