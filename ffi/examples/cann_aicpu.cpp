@@ -1,9 +1,8 @@
-// An AI CPU operator of CANN: paged MLA decode in its Compute, the tasks on ParallelFor.
+// An AI CPU operator of CANN: paged MLA decode in its Compute, in one ParallelFor.
 //
 // With stand-ins of CANN's headers, in the folder cann:
 //
 //   c++ -std=c++17 -pthread -Icann -I../include cann_aicpu.cpp libamla.a -o cann_aicpu
-#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -37,6 +36,15 @@ amla_tensor Read(const Tensor *tensor, std::size_t s0, std::size_t s1, std::size
     read.strides[1] = s1;
     read.strides[2] = s2;
     return read;
+}
+
+// A shard for each number below n. The library does itself what a failed shard has left.
+void ParallelFor(void *ctx, std::size_t n, void (*body)(void *, std::size_t), void *arg) {
+    auto shard = [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; i++) body(arg, static_cast<std::size_t>(i));
+    };
+    CpuKernelUtils::ParallelFor(*static_cast<CpuKernelContext *>(ctx), static_cast<int64_t>(n), 1,
+                                shard);
 }
 
 }  // namespace
@@ -92,30 +100,21 @@ public:
         amla_plan_info info{};
         info.struct_size = sizeof info;
         unsigned char plan[AMLA_PLAN_MAX];
-        if (amla_plan(&call, plan, sizeof plan, &detail) != AMLA_OK ||
+        const std::size_t cores = CpuKernelUtils::GetCPUNum(ctx);
+        std::size_t workspace_size;
+        if (amla_workspace_size(&call, &workspace_size, &detail) != AMLA_OK ||
+            amla_plan_for_threads(&call, cores, plan, sizeof plan, &detail) != AMLA_OK ||
             amla_plan_query(plan, sizeof plan, &info, &detail) != AMLA_OK) {
             std::fprintf(stderr, "MlaDecode: %s\n", detail.message);
             return kParameterInvalid;
         }
         std::unique_ptr<float, Free> partials(
             static_cast<float *>(allocate(info.partials_len * sizeof(float))));
-        std::atomic<bool> failed{false};
-        auto shard = [&](int64_t begin, int64_t end) {
-            std::unique_ptr<void, Free> workspace(allocate(AMLA_WORKSPACE_MAX));
-            if (amla_run_tasks(&call, plan, sizeof plan, static_cast<std::size_t>(begin),
-                               static_cast<std::size_t>(end), workspace.get(), AMLA_WORKSPACE_MAX,
-                               partials.get(), info.partials_len, nullptr) != AMLA_OK) {
-                failed = true;
-            }
-        };
-        const auto tasks = static_cast<int64_t>(info.tasks);
-        const int64_t cores = CpuKernelUtils::GetCPUNum(ctx);
-        if (CpuKernelUtils::ParallelFor(ctx, tasks, (tasks + cores - 1) / cores, shard) != kOk ||
-            failed) {
-            return kInnerError;
-        }
+        const std::size_t memory = cores * workspace_size;
+        std::unique_ptr<void, Free> workspaces(allocate(memory));
         amla_status status =
-            amla_combine(&call, plan, sizeof plan, partials.get(), info.partials_len, &detail);
+            amla_run_parallel(&call, plan, sizeof plan, ParallelFor, &ctx, workspaces.get(), memory,
+                              partials.get(), info.partials_len, &detail);
         return status == AMLA_OK ? kOk : kInnerError;
     }
 };

@@ -1,11 +1,18 @@
 /*
- * The same step on OpenMP's threads: a plan's tasks in any order, no barrier among them.
+ * The same step on OpenMP's threads, in one parallel loop.
  *
  *   cc -fopenmp -I../include decode_openmp.c libamla.a -o decode_openmp -lm
  */
 #include <omp.h>
 
 #include "common.h"
+
+/* Calls body with each number below n; the library needs no more of a thread pool. */
+static void parallel_for(void *pool, size_t n, void (*body)(void *, size_t), void *arg) {
+    (void)pool;
+#pragma omp parallel for schedule(static, 1)
+    for (size_t i = 0; i < n; i++) body(arg, i);
+}
 
 int main(void) {
     struct amla_error_detail detail = {.struct_size = sizeof detail};
@@ -15,25 +22,20 @@ int main(void) {
     prepare(&s);
 
     /* Once for all layers of a step: the plan depends on shape and lengths alone. */
+    size_t threads = (size_t)omp_get_max_threads();
     must(amla_plan_size(&s.call, &plan_size, &detail), &detail);
     void *plan = allocate(plan_size);
-    must(amla_plan(&s.call, plan, plan_size, &detail), &detail);
+    must(amla_plan_for_threads(&s.call, threads, plan, plan_size, &detail), &detail);
     must(amla_plan_query(plan, plan_size, &info, &detail), &detail);
     must(amla_workspace_size(&s.call, &workspace_size, &detail), &detail);
     float *partials = allocate(info.partials_len * sizeof *partials);
-    char *workspaces = allocate((size_t)omp_get_max_threads() * workspace_size);
+    void *workspaces = allocate(threads * workspace_size);
 
-    int failed = 0;
-#pragma omp parallel for schedule(dynamic) reduction(| : failed)
-    for (size_t task = 0; task < info.tasks; task++) {
-        void *own = workspaces + (size_t)omp_get_thread_num() * workspace_size;
-        failed |= amla_run_tasks(&s.call, plan, plan_size, task, task + 1, own, workspace_size,
-                                 partials, info.partials_len, NULL) != AMLA_OK;
-    }
-    if (failed) return 1;
-    must(amla_combine(&s.call, plan, plan_size, partials, info.partials_len, &detail), &detail);
+    must(amla_run_parallel(&s.call, plan, plan_size, parallel_for, NULL, workspaces,
+                           threads * workspace_size, partials, info.partials_len, &detail),
+         &detail);
 
-    printf("%zu tasks on %d threads; ", info.tasks, omp_get_max_threads());
+    printf("%zu tasks on %zu threads; ", info.tasks, threads);
     int same = same_as_one_thread(&s);
     free(plan);
     free(partials);
