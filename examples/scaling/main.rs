@@ -41,12 +41,9 @@ fn run(cli: &Cli) -> Result<ExitCode, String> {
     let mut points = Vec::new();
     for shape in shapes {
         let mut bench = Bench::new(shape, options, cli.repetitions)?;
-        let alone = bench.at_once()?;
         line(&format!(
-            "{} heads, {} keys: {:.3} ms on one thread\n{HEADER}",
-            shape.h_q,
-            shape.s_k,
-            alone * 1e3
+            "{} heads, {} keys\n{HEADER}",
+            shape.h_q, shape.s_k
         ))?;
         for &workers in &workers {
             let steps = bench.steps(workers)?;
@@ -58,7 +55,7 @@ fn run(cli: &Cli) -> Result<ExitCode, String> {
                     workers,
                     tasks: steps.tasks.len(),
                     makespan,
-                    speedup: alone / makespan,
+                    speedup: steps.alone / makespan,
                     bandwidth_limited: bandwidth.is_some(),
                 };
                 if cli.json {
@@ -73,7 +70,7 @@ fn run(cli: &Cli) -> Result<ExitCode, String> {
                 true => bench.measured(&pool)?,
                 false => String::new(),
             };
-            line(&row(&steps, alone, [free, limited], &measured))?;
+            line(&row(&steps, [free, limited], &measured))?;
         }
         line("")?;
     }
@@ -85,16 +82,16 @@ fn run(cli: &Cli) -> Result<ExitCode, String> {
 }
 
 const HEADER: &str =
-    "threads  split  tasks  cost on one    time us  speed-up  efficiency  with memory's limit";
+    "threads  split  tasks  split on one    time us  speed-up  efficiency  with memory's limit";
 
-fn row(steps: &Steps, alone: f64, [free, limited]: [&Point; 2], measured: &str) -> String {
+fn row(steps: &Steps, [free, limited]: [&Point; 2], measured: &str) -> String {
     let split = steps.every.map_or("-".to_owned(), |keys| keys.to_string());
     format!(
-        "{:>7} {:>6} {:>6} {:>+11.1} % {:>10.1} {:>9.2} {:>10.0} % {:>15.2}{}",
+        "{:>7} {:>6} {:>6} {:>+11.1} % {:>10.1} {:>9.2} {:>10.1} % {:>15.2}{}",
         free.workers,
         split,
         free.tasks,
-        (steps.one_thread() / alone - 1.0) * 100.0,
+        (steps.split_alone / steps.alone - 1.0) * 100.0,
         free.makespan * 1e6,
         free.speedup,
         free.efficiency() * 100.0,
@@ -106,8 +103,9 @@ fn row(steps: &Steps, alone: f64, [free, limited]: [&Point; 2], measured: &str) 
 fn header(cli: &Cli, options: &Options, pool: &Pool) -> String {
     format!(
         "amla {}: {}, d_qk 576, d_v 512, one request, one position\n\
-         Each task and combine step timed alone, scheduled in order; waking threads takes {:.1} us.\n\
+         Each task and merge timed alone, scheduled in order; waking threads takes {:.1} us.\n\
          Split: keys of each, as Split::for_threads has it; - where their number alone decides.\n\
+         Split on one: what the split costs a single thread, beside the default.\n\
          With memory's limit: speed-up where all threads read and write {} GB/s.\n",
         env!("CARGO_PKG_VERSION"),
         options.backend.id().name(),

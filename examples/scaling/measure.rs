@@ -1,5 +1,8 @@
 //! Steps of a plan, timed one by one, and two threads, timed as they are.
 
+use std::hint;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use amla::{
@@ -17,6 +20,10 @@ use crate::schedule::Steps;
 
 /// Waking a thread takes this long at least.
 const WAKE: f64 = 2e-6;
+/// Threads are at work for this long before they are timed.
+const AWAKE: Duration = Duration::from_millis(10);
+/// Runs that are timed then.
+const RUNS: usize = 9;
 
 /// This machine's threads.
 pub struct Pool {
@@ -31,13 +38,7 @@ impl Pool {
     pub fn new(threads: usize) -> Result<Self, String> {
         let pool = ThreadPoolBuilder::new().num_threads(threads).build();
         let pool = pool.map_err(|e| e.to_string())?;
-        let mut times: Vec<_> = (0..200)
-            .map(|_| {
-                let start = Instant::now();
-                pool.install(|| Rayon.parallel_for(threads, &|_| ()));
-                start.elapsed().as_secs_f64()
-            })
-            .collect();
+        let mut times = pool.install(|| (0..1000).map(|_| woken(threads)).collect::<Vec<_>>());
         let wake = quantile(&mut times, 0.5).max(WAKE);
         Ok(Self { pool, wake })
     }
@@ -45,6 +46,21 @@ impl Pool {
     pub fn threads(&self) -> usize {
         self.pool.current_num_threads()
     }
+}
+
+/// Seconds until all threads of the current pool are at work, as layers follow one another.
+fn woken(threads: usize) -> f64 {
+    let start = Instant::now();
+    let (begun, last) = (AtomicUsize::new(0), AtomicU64::new(0));
+    Rayon.parallel_for(threads, &|_| {
+        last.fetch_max(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        begun.fetch_add(1, Ordering::Relaxed);
+        // One thread may not take two of them.
+        while begun.load(Ordering::Relaxed) < threads {
+            hint::spin_loop();
+        }
+    });
+    last.into_inner() as f64 * 1e-9
 }
 
 /// A problem, and memory to compute it in.
@@ -79,43 +95,35 @@ impl Bench {
         })
     }
 
-    /// Seconds of a call on one thread, with the default split.
-    ///
-    /// # Errors
-    /// The call is refused.
-    pub fn at_once(&mut self) -> Result<f64, String> {
-        let problem = Problem::dense(self.shape, &self.q, &self.kv, 1.0 / 24.0);
-        let mut times = Vec::new();
-        for _ in 0..2 * self.repetitions {
-            let output = Output::dense(self.shape, Elements::F32(&mut self.o), &mut self.lse);
-            let start = Instant::now();
-            decode(&problem, &self.options, &mut self.workspace, output).map_err(text)?;
-            times.push(start.elapsed().as_secs_f64());
-        }
-        Ok(quantile(&mut times, 0.5))
-    }
-
     /// The steps of the plan for some threads, with the split that is proposed for them.
     ///
     /// # Errors
     /// A step is refused.
     pub fn steps(&mut self, workers: usize) -> Result<Steps, String> {
         let split = Split::for_threads(&self.shape, workers);
-        let mut problem = Problem::dense(self.shape, &self.q, &self.kv, 1.0 / 24.0);
-        problem.split = split;
+        let default = Problem::dense(self.shape, &self.q, &self.kv, 1.0 / 24.0);
+        let problem = Problem { split, ..default };
         let plan = Plan::for_threads(&problem, workers).map_err(text)?;
-        let output = Output::dense(self.shape, Elements::F32(&mut self.o), &mut self.lse);
-        let output = &SharedOutput::from(output);
         let mut partials = vec![0.0; plan.partials_len()];
-        let (options, workspace) = (&self.options, &mut self.workspace);
         let mut tasks = vec![Vec::new(); plan.tasks()];
-        let rows = plan.combined_rows();
+        let count = plan.merges();
         // As a pool's threads take them.
-        let each = rows.div_ceil(2 * workers).max(1);
-        let start_of = |i: usize| rows.min(i * each);
-        let mut merges = vec![Vec::new(); rows.div_ceil(each)];
-        for _ in 0..self.repetitions {
-            let mut run = |range: std::ops::Range<usize>| {
+        let each = count.div_ceil(workers).max(1);
+        let start_of = |i: usize| count.min(i * each);
+        let mut merges = vec![Vec::new(); count.div_ceil(each)];
+        let (mut alone, mut split_alone) = (Vec::new(), Vec::new());
+        let (options, workspace) = (&self.options, &mut self.workspace);
+        // Once more, as all memory is touched for the first time then.
+        for repetition in 0..=self.repetitions {
+            for (problem, times) in [(&default, &mut alone), (&problem, &mut split_alone)] {
+                let output = Output::dense(self.shape, Elements::F32(&mut self.o), &mut self.lse);
+                let start = Instant::now();
+                decode(problem, options, workspace, output).map_err(text)?;
+                times.push(start.elapsed().as_secs_f64());
+            }
+            let output = Output::dense(self.shape, Elements::F32(&mut self.o), &mut self.lse);
+            let output = &SharedOutput::from(output);
+            let mut run = |range: Range<usize>| {
                 let own = range.start.min(plan.partial_tasks()) * plan.partial_len();
                 let own = &mut partials[own..];
                 let start = Instant::now();
@@ -127,14 +135,20 @@ impl Bench {
                 let checks = run(task..task)?;
                 times.push((run(task..task + 1)? - checks).max(0.0));
             }
-            let merge = |rows| {
+            let merge = |merges| {
                 let start = Instant::now();
-                combine(&problem, &plan, rows, &partials, output).map_err(text)?;
+                combine(&problem, &plan, merges, &partials, output).map_err(text)?;
                 Ok::<_, String>(start.elapsed().as_secs_f64())
             };
             for (i, times) in merges.iter_mut().enumerate() {
                 let checks = merge(0..0)?;
                 times.push((merge(start_of(i)..start_of(i + 1))? - checks).max(0.0));
+            }
+            if repetition == 0 {
+                let steps = tasks.iter_mut().chain(&mut merges);
+                steps
+                    .chain([&mut alone, &mut split_alone])
+                    .for_each(Vec::clear);
             }
         }
         let medians = |times: Vec<Vec<f64>>| {
@@ -150,8 +164,10 @@ impl Bench {
                 Split::ByLength => None,
                 Split::Every(keys) => Some(keys),
             },
+            alone: quantile(&mut alone, 0.5),
+            split_alone: quantile(&mut split_alone, 0.5),
             tasks: medians(tasks),
-            combine: medians(merges),
+            merges: medians(merges),
             bytes: (keys + moved) as f64,
         })
     }
@@ -175,36 +191,43 @@ impl Bench {
             all.map_err(|e| e.to_string())?,
         ];
         let (mut gains, mut peaks, mut times) = (Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..4 * self.repetitions {
+        for _ in 0..self.repetitions {
             let beside = Duration::from_millis(2);
             peaks.push(all.peak_gflops(beside) / one.peak_gflops(beside));
-            let output = Output::dense(self.shape, Elements::F32(&mut self.o), &mut self.lse);
-            let start = Instant::now();
-            decode(&default, &self.options, &mut self.workspace, output).map_err(text)?;
-            let alone = start.elapsed().as_secs_f64();
-            // As layers follow one another: the threads are awake.
-            let many = pool.pool.install(|| {
-                let mut last = 0.0;
-                for _ in 0..3 {
-                    let output =
-                        Output::dense(self.shape, Elements::F32(&mut self.o), &mut self.lse);
-                    let start = Instant::now();
+            let mut run = |many: bool| {
+                let output = Output::dense(self.shape, Elements::F32(&mut self.o), &mut self.lse);
+                let start = Instant::now();
+                let result = if many {
+                    let (workspaces, partials) = (&mut workspaces, &mut partials);
                     decode_on(
                         &Rayon,
                         &problem,
                         &self.options,
                         &plan,
-                        &mut workspaces,
-                        &mut partials,
+                        workspaces,
+                        partials,
                         output,
                     )
-                    .map_err(text)?;
-                    last = start.elapsed().as_secs_f64();
-                }
-                Ok::<_, String>(last)
-            })?;
-            gains.push(alone / many);
-            times.push(many);
+                } else {
+                    decode(&default, &self.options, &mut self.workspace, output)
+                };
+                result.map_err(text)?;
+                Ok::<_, String>(start.elapsed().as_secs_f64())
+            };
+            let mut medians = [0.0; 2];
+            for (many, median) in [false, true].into_iter().zip(&mut medians) {
+                *median = pool.pool.install(|| {
+                    // As layers follow one another: the system has given each thread a processor.
+                    let start = Instant::now();
+                    while start.elapsed() < AWAKE {
+                        run(many)?;
+                    }
+                    let times = (0..RUNS).map(|_| run(many)).collect::<Result<Vec<_>, _>>();
+                    Ok::<_, String>(quantile(&mut times?, 0.5))
+                })?;
+            }
+            gains.push(medians[0] / medians[1]);
+            times.push(medians[1]);
         }
         Ok(format!(
             "   measured {:.1} us, speed-up {:.2}; of a loop in registers {:.2}",

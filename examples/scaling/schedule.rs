@@ -10,28 +10,26 @@ const BARRIER: f64 = 0.5e-6;
 pub struct Steps {
     /// Keys of each KV split, if the plan has a length of its own.
     pub every: Option<usize>,
+    /// A call on one thread with the default split, and with this one.
+    pub alone: f64,
+    pub split_alone: f64,
     pub tasks: Vec<f64>,
-    /// Merges, of some rows each.
-    pub combine: Vec<f64>,
+    /// Merges, some at once.
+    pub merges: Vec<f64>,
     /// Bytes that tasks read of the cache, and move as partial results.
     pub bytes: f64,
 }
 
 impl Steps {
-    /// The time of all steps on one thread.
-    pub fn one_thread(&self) -> f64 {
-        self.tasks.iter().chain(&self.combine).sum()
-    }
-
     /// When the last thread is done: each takes the next task when it has completed one, and behind a barrier the next merge.
     /// Waking the threads takes `wake`. `bandwidth` in GB/s is a limit for all.
     pub fn makespan(&self, workers: usize, wake: f64, bandwidth: Option<usize>) -> f64 {
         if workers == 1 {
-            return self.one_thread();
+            return self.split_alone;
         }
         let mut end = wake + list_schedule(&self.tasks, workers);
-        if !self.combine.is_empty() {
-            end += BARRIER + list_schedule(&self.combine, workers);
+        if !self.merges.is_empty() {
+            end += BARRIER + list_schedule(&self.merges, workers);
         }
         let limit = bandwidth.map_or(0.0, |gbs| self.bytes / (gbs as f64 * 1e9));
         end.max(limit)
