@@ -223,6 +223,19 @@ impl<'a> Partial<'a> {
         rows * (strips(d_v) * STRIP + 3)
     }
 
+    /// Copies what a partial result has of `room` rows ([`Group::room`]), which may be fewer than there is memory for.
+    pub fn copy(from: &[f32], to: &mut [f32], room: usize, d_v: usize) {
+        let width = strips(d_v) * STRIP;
+        let rows = to.len() / (width + 3);
+        let o = 0..room * width;
+        let sums = (0..3)
+            .map(|i| (width + i) * rows)
+            .map(|start| start..start + room);
+        for part in core::iter::once(o).chain(sums) {
+            to[part.clone()].copy_from_slice(&from[part]);
+        }
+    }
+
     /// Views memory of [`len`](Self::len) numbers.
     pub fn view(memory: &'a mut [f32], d_v: usize) -> Self {
         let width = strips(d_v) * STRIP;

@@ -53,6 +53,7 @@ mod merge;
 #[cfg(feature = "alloc")]
 mod owned;
 mod plan;
+#[cfg(target_has_atomic = "ptr")]
 mod pool;
 mod problem;
 pub mod reference;
@@ -77,6 +78,7 @@ pub use owned::Workspaces;
 pub use plan::Plan;
 #[cfg(feature = "rayon")]
 pub use pool::Rayon;
+#[cfg(target_has_atomic = "ptr")]
 pub use pool::{ParallelFor, decode_on};
 pub use problem::{
     Elements, EmptyLse, Extra, IndexList, Indices, Inputs, Lse, LseBase, Output, Pages, Precision,

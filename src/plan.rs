@@ -1,8 +1,7 @@
 //! How a call is cut into independent tasks.
 //!
-//! How a request's rows and keys are cut depends on the shape, on its own lengths and on [`Split`] alone, and results are
-//! always merged in the order of the keys. So its bits don't depend on its neighbours or on how many
-//! threads ran the tasks.
+//! What a request's bits depend on is cut by the shape, by its own lengths and by [`Split`] alone: groups of rows, and KV splits. What of it is a
+//! task is a matter of the number of threads.
 
 use core::ops::Range;
 
@@ -97,8 +96,9 @@ impl Plan {
         })
     }
 
-    /// FP32 numbers that hold the partial results of any plan for calls of at most these sizes: any lengths, ragged or sparse (with
-    /// `s_k` indices at most), for any number of threads. For hosts that fix their memory before lengths are known.
+    /// FP32 numbers that hold the partial results of any plan for calls with these heads and at most these `b`, `s_q`, `s_k` and `d_v`: any
+    /// lengths, ragged or sparse (with `s_k` indices at most), for any number of threads. For hosts that fix their memory before
+    /// lengths are known.
     ///
     /// 0 where no call has more than one KV split. The largest number if there are more than can be counted.
     ///
@@ -147,7 +147,8 @@ impl Plan {
         self.cut.partial
     }
 
-    /// How many merges there are: of each row with partial results one for each 64 columns of O. Those of eight rows follow each other.
+    /// How many merges there are: of each row with partial results one for each 64 columns of O. They have the order of tasks; within a
+    /// task's rows that of eight rows, columns, rows.
     #[must_use]
     pub const fn merges(&self) -> usize {
         self.cut.combined.saturating_mul(strips(self.shape.d_v))

@@ -6,6 +6,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::attend::Options;
 use crate::error::{Argument, Error};
+use crate::group::Group;
 use crate::kernel::shared::Chunks;
 use crate::plan::Plan;
 use crate::problem::{Output, Problem, SharedOutput, in_range};
@@ -21,7 +22,7 @@ pub trait ParallelFor {
 /// [`decode`](crate::decode) on as many threads of a pool as there are workspaces, with the same result to the bit.
 ///
 /// `plan` had better be [`for`](Plan::for_threads) this number. `partials` holds its [`partials_len`](Plan::partials_len) numbers.
-/// The pool is called once.
+/// The pool is called once, or not at all where one thread has all there is to do. What it leaves undone is done afterwards.
 ///
 /// # Errors
 /// What is wrong with the arguments, or [`Error::OutOfRange`] without a workspace. The outputs are
@@ -52,10 +53,15 @@ pub fn decode_on<W: BorrowMut<Workspace> + Send + Sync>(
         output: output.into(),
         merged: AtomicUsize::new(0),
         each: plan.merges().div_ceil(threads),
+        wait: plan
+            .groups(problem, 0..1)
+            .map(|(_, group)| wait(&group))
+            .sum(),
     };
     pool.parallel_for(threads, &|_| call.run());
     // What a pool that calls less than it should has left.
     call.run();
+    assert!(call.partials.all().is_some(), "a task panicked");
     Ok(())
 }
 
@@ -70,6 +76,9 @@ struct Call<'a, W> {
     /// Merges that were begun, divided by `each`, which a thread takes at once.
     merged: AtomicUsize,
     each: usize,
+    /// Times that a thread looks whether the others have completed their tasks: about as long as a task takes, as long tasks come
+    /// first. No longer, as another may wait for this one's processor.
+    wait: usize,
 }
 
 impl<W: BorrowMut<Workspace> + Send> Call<'_, W> {
@@ -95,6 +104,9 @@ impl<W: BorrowMut<Workspace> + Send> Call<'_, W> {
             if let Some((cut, group)) = groups.nth(task - passed) {
                 thread.run(&cut, group, partial.as_deref_mut());
             }
+            if let Some(partial) = partial {
+                partial.give_back();
+            }
             passed = task + 1;
         }
     }
@@ -102,7 +114,7 @@ impl<W: BorrowMut<Workspace> + Send> Call<'_, W> {
     /// Waits for the partial results of the others, but not for long: whoever computes the last one merges what is left.
     fn merge(&self) {
         let merges = self.plan.merges();
-        let partials = (0..WAIT).find_map(|_| {
+        let partials = (0..self.wait).find_map(|_| {
             let all = self.partials.all();
             if all.is_none() {
                 hint::spin_loop();
@@ -121,9 +133,11 @@ impl<W: BorrowMut<Workspace> + Send> Call<'_, W> {
     }
 }
 
-/// Times that a thread looks whether the others have completed their tasks: some tens of microseconds, the time of a task. Threads
-/// that compete for a processor had better not wait.
-const WAIT: usize = 1 << 10;
+/// A look takes some nanoseconds, in which a thread multiplies a few rows by a key.
+fn wait(group: &Group<'_>) -> usize {
+    const PRODUCTS: usize = 4;
+    (group.rows.len() * group.keys.len() / PRODUCTS).max(1 << 10)
+}
 
 #[cfg(feature = "rayon")]
 pub use on_rayon::Rayon;

@@ -1,8 +1,6 @@
 //! Calls: at once on one thread, or a plan's tasks.
 //!
-//! How a request's rows and keys are cut depends on the shape, on its own lengths and on [`Split`](crate::Split) alone, and results
-//! are always merged in the order of the keys. So its bits don't depend on its neighbours or on how many
-//! threads ran the tasks.
+//! Results are always merged in the order of the keys, so that bits don't depend on how many threads ran the tasks.
 
 use core::mem;
 use core::ops::Range;
@@ -180,7 +178,7 @@ impl<'a, 'o> Thread<'a, 'o> {
             earlier: None,
             write: None,
         });
-        partial.copy_from_slice(own);
+        Partial::copy(own, partial, group.room(), group.problem.shape.d_v);
         if group.sees_any() {
             self.packed = Some(group);
         }

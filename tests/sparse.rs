@@ -638,16 +638,19 @@ fn huge_shapes_are_planned_at_once() {
             let (tasks, options) = (last..last + 1, Options::default());
             let memory = &mut workspace();
             let refused = run_tasks(problem, &options, plan, tasks, memory, &mut [], output);
-            let no_room = Error::TooShort {
+            let overflow = |dimension| Error::Overflow {
                 argument: Argument::O,
-                len: 64,
-                needed: shape.s_q.saturating_mul(64),
+                dimension,
             };
-            let overflow = Error::Overflow {
-                argument: Argument::O,
-                dimension: 0,
+            let want = match shape.s_q.checked_mul(64) {
+                _ if shape.b > 1 => overflow(0),
+                None => overflow(1),
+                Some(needed) => Error::TooShort {
+                    argument: Argument::O,
+                    len: 64,
+                    needed,
+                },
             };
-            let want = if shape.b == 1 { no_room } else { overflow };
             assert_eq!(refused, Err(want));
         };
         refuse(&problem, &plan);

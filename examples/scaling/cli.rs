@@ -6,7 +6,7 @@ use amla::ProblemShape;
 use amla_examples::cli::{Processor, within};
 use clap::Parser;
 
-/// Speed-up on 1 to 256 threads, simulated from what a plan's tasks and combine steps take one by one
+/// Speed-up on 1 to 256 threads, simulated from what a plan's tasks and merges take one by one
 /// on this machine.
 #[derive(Parser)]
 #[command(name = "scaling", version)]

@@ -1,4 +1,4 @@
-//! Speed-up on 1 to 256 threads, simulated from what a plan's tasks and combine steps take one by one on this machine.
+//! Speed-up on 1 to 256 threads, simulated from what a plan's tasks and merges take one by one on this machine.
 //!
 //! ```text
 //! cargo run --release --example scaling

@@ -107,8 +107,8 @@ impl Bench {
         let mut partials = vec![0.0; plan.partials_len()];
         let mut tasks = vec![Vec::new(); plan.tasks()];
         let count = plan.merges();
-        // As a pool's threads take them.
-        let each = count.div_ceil(workers).max(1);
+        // As a pool's threads take them: no more than there are tasks.
+        let each = count.div_ceil(workers.min(plan.tasks())).max(1);
         let start_of = |i: usize| count.min(i * each);
         let mut merges = vec![Vec::new(); count.div_ceil(each)];
         let (mut alone, mut split_alone) = (Vec::new(), Vec::new());
@@ -155,9 +155,13 @@ impl Bench {
             let medians = times.into_iter().map(|mut times| quantile(&mut times, 0.5));
             medians.collect::<Vec<_>>()
         };
-        // Every panel's tasks read all keys; partial results are written and read.
-        let panels = self.shape.h_q.div_ceil(amla::tile::PANEL_ROWS);
-        let keys = panels * self.shape.s_k * self.shape.d_qk * size_of::<bf16>();
+        // The tasks of each row group read all keys; partial results are written and read.
+        let splits = problem.split.ranges(self.shape.s_k).len();
+        let groups = match plan.partial_tasks() {
+            0 => plan.tasks(),
+            tasks => tasks / splits,
+        };
+        let keys = groups * self.shape.s_k * self.shape.d_qk * size_of::<bf16>();
         let moved = 2 * plan.partials_len() * size_of::<f32>();
         Ok(Steps {
             every: match split {

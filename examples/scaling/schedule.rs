@@ -27,6 +27,7 @@ impl Steps {
         if workers == 1 {
             return self.split_alone;
         }
+        let workers = workers.min(self.tasks.len());
         let mut end = wake + list_schedule(&self.tasks, workers);
         if !self.merges.is_empty() {
             end += BARRIER + list_schedule(&self.merges, workers);

@@ -78,8 +78,8 @@ impl Crew {
         thread::scope(|scope| {
             let threads: Vec<_> = (0..threads)
                 .map(|i| {
-                    let rows = start(i)..start(i + 1);
-                    scope.spawn(move || combine(problem, &plan, rows, partials, output))
+                    let merges = start(i)..start(i + 1);
+                    scope.spawn(move || combine(problem, &plan, merges, partials, output))
                 })
                 .collect();
             let mut ends = threads.into_iter().map(|thread| thread.join());

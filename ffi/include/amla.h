@@ -45,7 +45,7 @@
 #endif
 
 // Goes up when a program compiled against an older header would break.
-#define AMLA_ABI_VERSION 2
+#define AMLA_ABI_VERSION 3
 
 // Alignment of a workspace, in bytes.
 #define AMLA_WORKSPACE_ALIGN 64
@@ -440,8 +440,7 @@ struct amla_plan_info {
     size_t merges AMLA_DEFAULT;
 };
 
-// Calls its second argument with the fourth and each number below the first, once, on any threads in any order, and returns when
-// all calls have.
+// Calls `body` with `arg` and each number below `n`, once, on any threads in any order, and returns when all calls have.
 typedef void (*amla_parallel_for)(void *pool, size_t n, void (*body)(void *arg, size_t i), void *arg);
 
 // A result over some of the keys: O in FP32 and lse, with the strides and lengths of
@@ -882,7 +881,9 @@ amla_status amla_combine_range(const struct amla_call *call,
 
 // A call of a plan on the caller's threads: as many as there are workspaces. Results are those of amla_run() to the bit.
 //
-// `parallel_for` is called once: OpenMP's loop, a thread pool's, a loop that starts threads. With amla_plan_for_threads() for this number of threads none should wait long for the others.
+// `parallel_for` is called once, or not at all where one thread has all there is to do: OpenMP's loop, a thread pool's, a loop that
+// starts threads. It has the caller's floating-point environment. What it leaves undone is done afterwards. With
+// amla_plan_for_threads() for this number of threads none should wait long for the others.
 //
 // @param call What is to be computed, and where results go.
 // @param plan What amla_plan() or amla_plan_for_threads() wrote for a call with this shape and these lengths.

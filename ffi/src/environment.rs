@@ -1,8 +1,23 @@
 //! The thread's floating-point environment. The library computes in the default one, which Rust assumes everywhere, whatever
 //! a host or another library has left behind. Callers from C alone can have another, so it is set and taken back here.
 
-/// The processor's control registers, as the caller has them; dropped, they are so again.
-struct Caller(registers::Saved);
+/// The processor's control registers, as they were; dropped, they are so again.
+pub struct Caller(registers::Saved);
+
+impl Caller {
+    /// As they are now.
+    pub fn here() -> Self {
+        Self(registers::get())
+    }
+
+    /// Runs `body`, the caller's own code, with these.
+    #[cfg(target_has_atomic = "ptr")]
+    pub fn run<T>(&self, body: impl FnOnce() -> T) -> T {
+        let _library = Self::here();
+        registers::set(self.0);
+        apart(body)
+    }
+}
 
 impl Drop for Caller {
     fn drop(&mut self) {
@@ -13,7 +28,7 @@ impl Drop for Caller {
 /// Runs `body` with rounding to the nearest, subnormals as they are and no traps. The caller's environment comes back,
 /// with its sticky flags.
 pub fn default<T>(body: impl FnOnce() -> T) -> T {
-    let _caller = Caller(registers::get());
+    let _caller = Caller::here();
     registers::set(registers::DEFAULT);
     apart(body)
 }

@@ -43,6 +43,8 @@ mod info;
 mod layout;
 mod memory;
 mod merge;
+#[cfg(target_has_atomic = "ptr")]
+mod parallel;
 mod report;
 mod run;
 mod types;

@@ -3,7 +3,7 @@
 use core::ffi::{c_char, c_void};
 
 /// Goes up when a program compiled against an older header would break.
-pub const AMLA_ABI_VERSION: u32 = 2;
+pub const AMLA_ABI_VERSION: u32 = 3;
 
 /// Alignment of a workspace, in bytes.
 pub const AMLA_WORKSPACE_ALIGN: usize = 64;

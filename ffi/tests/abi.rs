@@ -41,6 +41,8 @@ mod layout;
 mod memory;
 #[path = "../src/merge.rs"]
 mod merge;
+#[path = "../src/parallel.rs"]
+mod parallel;
 #[path = "../src/report.rs"]
 mod report;
 #[path = "../src/run.rs"]

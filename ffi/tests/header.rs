@@ -5,7 +5,7 @@ use std::path::Path;
 use std::{env, fs};
 
 /// In the order in which the header has their items.
-const SOURCES: [&str; 5] = ["types", "info", "run", "merge", "encode"];
+const SOURCES: [&str; 6] = ["types", "info", "run", "parallel", "merge", "encode"];
 
 #[test]
 fn the_headers_are_what_the_sources_say() {

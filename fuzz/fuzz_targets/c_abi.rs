@@ -25,6 +25,8 @@ mod layout;
 mod memory;
 #[path = "../../ffi/src/merge.rs"]
 mod merge;
+#[path = "../../ffi/src/parallel.rs"]
+mod parallel;
 #[path = "../../ffi/src/report.rs"]
 mod report;
 #[path = "../../ffi/src/run.rs"]

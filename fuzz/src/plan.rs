@@ -387,7 +387,7 @@ fn check(o: &[f32], lse: f32, sums: &[u64], count: u64, context: &str) {
 /// Threads to plan for.
 const THREADS: [usize; 8] = [0, 1, 2, 7, 16, 200, 1 << 20, usize::MAX];
 
-/// The numbers of tasks, of those with partial results and of combined rows: requests x KV heads x groups of up to 256 rows, or
+/// The numbers of tasks, of those with partial results and of merges: requests x KV heads x groups of up to 256 rows, or
 /// halves or quarters of them, with all keys, or with each KV split apart.
 fn check_tasks(sizes: &Sizes, plan: &Plan) {
     let given = [plan.tasks(), plan.partial_tasks(), plan.merges()];

@@ -81,22 +81,24 @@ impl Split {
             .saturating_mul(shape.h_kv)
             .saturating_mul(rows.div_ceil(PANEL_ROWS));
         let rows = rows.min(PANEL_ROWS) as u64;
+        // A problem has no more keys, and more threads would find nothing to do.
+        let (keys, threads) = (shape.s_k.min(i32::MAX as usize), threads.min(1 << 12));
         let makespan = |splits: usize, len: usize| {
             let tasks = groups.saturating_mul(splits);
             let merge = if splits > 1 { rows * RESULT + WAIT } else { 0 };
             let task = (rows + KEY) * len as u64 + merge + TASK;
             (tasks.div_ceil(threads.max(1)) as u64).saturating_mul(task)
         };
-        let by_length = Self::ByLength.ranges(shape.s_k).len();
-        let len = Self::ByLength.range(0, shape.s_k).len();
+        let by_length = Self::ByLength.ranges(keys).len();
+        let len = Self::ByLength.range(0, keys).len();
         // A plan may leave all keys of its rows to a task.
-        let default = makespan(by_length, len).min(makespan(1, shape.s_k));
+        let default = makespan(by_length, len).min(makespan(1, keys));
         let mut best = (default, Self::ByLength);
         // More tasks than these cost more than they gain.
         let most = threads.saturating_mul(4).div_ceil(groups.max(1));
-        for splits in 1..=most.min(shape.s_k / Self::MULTIPLE) {
-            let len = shape.s_k.div_ceil(splits).next_multiple_of(Self::MULTIPLE);
-            let time = makespan(shape.s_k.div_ceil(len), len);
+        for splits in 1..=most.min(keys / Self::MULTIPLE) {
+            let len = keys.div_ceil(splits).next_multiple_of(Self::MULTIPLE);
+            let time = makespan(keys.div_ceil(len), len);
             if time < best.0 {
                 best = (time, Self::Every(len));
             }
@@ -174,6 +176,9 @@ impl Cut {
 
     /// What the tasks of one KV head take.
     fn costs(&self, panels: usize, all_keys: bool) -> Costs {
+        if self.groups == 0 {
+            return Costs::default();
+        }
         let splits = self.splits().len() as u64;
         let keys = match all_keys {
             true => self.span.len(),

@@ -204,7 +204,7 @@ impl<'a> Output<'a> {
     }
 }
 
-/// An [`Output`] that several threads write, each its own rows: tasks of a [`Plan`](crate::Plan), and parts of their
+/// An [`Output`] that several threads write, each its own part: tasks of a [`Plan`](crate::Plan), and
 /// [`combine`](crate::combine).
 ///
 /// Two threads that write the same row leave one of the numbers of either. O is written number by number, which takes three

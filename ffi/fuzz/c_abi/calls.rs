@@ -12,9 +12,10 @@ use super::overwrite::{choice, len};
 use crate::draw::Draw;
 use crate::hosts::Bits;
 use crate::merge::amla_merge;
+use crate::parallel::amla_run_parallel;
 use crate::run::{
     amla_combine, amla_combine_range, amla_plan_for_threads, amla_plan_query, amla_plan_size,
-    amla_run, amla_run_parallel, amla_run_tasks, amla_workspace_size,
+    amla_run, amla_run_tasks, amla_workspace_size,
 };
 use crate::types::{self, Call, Part, PlanInfo, Status};
 

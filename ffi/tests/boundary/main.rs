@@ -24,6 +24,8 @@ mod info;
 mod memory;
 #[path = "../../src/merge.rs"]
 mod merge;
+#[path = "../../src/parallel.rs"]
+mod parallel;
 #[path = "../../src/report.rs"]
 mod report;
 #[path = "../../src/run.rs"]

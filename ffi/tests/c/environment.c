@@ -64,14 +64,14 @@ static const uint64_t environments[] = {1 << 24, 1 << 22, 2 << 22, 3 << 22, 1 <<
 
 struct results {
     float o[ROWS * D_V], lse[ROWS], part_o[ROWS * D_V], part_lse[ROWS], scale;
-    float mla_o[ROWS * D_V], mla_lse[ROWS];
+    float mla_o[ROWS * D_V], mla_lse[ROWS], parallel_o[ROWS * D_V], parallel_lse[ROWS];
     unsigned char fp8[AMLA_FP8_ROW], model1[AMLA_MODEL1_ROW], scales[AMLA_MODEL1_SCALES];
     int8_t int8[D_QK];
 };
 
 static uint16_t q[ROWS * D_QK], row[D_QK];
 static unsigned char kv[KEYS * D_QK * 2];
-static _Alignas(AMLA_WORKSPACE_ALIGN) unsigned char workspace[AMLA_WORKSPACE_MAX];
+static _Alignas(AMLA_WORKSPACE_ALIGN) unsigned char workspace[2 * AMLA_WORKSPACE_MAX];
 static struct results usual, other;
 static unsigned char plan[AMLA_PLAN_MAX];
 
@@ -101,6 +101,17 @@ static void fill(amla_dtype dtype) {
 
 static void done(amla_status status, const struct amla_error_detail *detail) {
     check(status == AMLA_OK, detail->message);
+}
+
+static size_t loops;
+
+/* The host's own code: it has the environment that the host had when it called. */
+static void parallel_for(void *pool, size_t n, void (*body)(void *, size_t), void *arg) {
+    const struct registers *outside = pool;
+    loops++;
+    check(get().control == outside->control, "a pool computes in another environment");
+    for (size_t i = n; i > 0; i--) body(arg, i - 1);
+    check(get().control == outside->control, "a pool's environment is another");
 }
 
 static void compute(const char *backend, amla_dtype dtype, size_t h_q, unsigned mode,
@@ -136,6 +147,12 @@ static void compute(const char *backend, amla_dtype dtype, size_t h_q, unsigned 
                         partials, info.partials_len, &detail), &detail);
     done(amla_combine(&call, plan, sizeof plan, partials, info.partials_len, &detail), &detail);
     free(partials);
+    struct registers outside = get();
+    output.o = to->parallel_o, output.lse = to->parallel_lse;
+    done(amla_plan_for_threads(&call, 2, plan, sizeof plan, &detail), &detail);
+    done(amla_run_parallel(&call, plan, sizeof plan, parallel_for, &outside, workspace,
+                           sizeof workspace, NULL, 0, &detail), &detail);
+    output.o = to->part_o, output.lse = to->part_lse;
     struct amla_part part = {.struct_size = sizeof part, .o = to->o, .o_len = h_q * D_V,
                              .lse = to->lse, .lse_len = h_q};
     done(amla_merge(1, 1, h_q, D_V, &output, &part, 1, &detail), &detail);
@@ -174,6 +191,7 @@ int main(void) {
                 }
         }
     check(calls > 0, "no backend");
+    check(loops > 0, "no call had two tasks");
     printf("%zu calls\n", calls);
     return 0;
 }
