@@ -73,3 +73,9 @@ fn one_line() {
 fn one_nan() {
     corpus::regression("c_abi", "one_nan", c_abi::run);
 }
+
+/// What `amla_combine` said was looked for in the detail of `amla_run_parallel`, which came after it.
+#[test]
+fn refused_merges() {
+    corpus::regression("c_abi", "refused_merges", c_abi::run);
+}

@@ -234,7 +234,6 @@ impl Caller {
             workspaces.check();
             all = all.max(parallel);
         }
-        self.check(status);
         partials.check();
         let same = self.outputs() == before;
         if status != types::AMLA_OK || (all == types::AMLA_OK && ran == types::AMLA_OK) {
