@@ -79,3 +79,9 @@ fn one_nan() {
 fn refused_merges() {
     corpus::regression("c_abi", "refused_merges", c_abi::run);
 }
+
+/// Tasks that have all keys write O, which merges that are refused later leave as it is.
+#[test]
+fn tasks_before_refused_merges() {
+    corpus::regression("c_abi", "tasks_before_refused_merges", c_abi::run);
+}
