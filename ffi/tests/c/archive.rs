@@ -71,7 +71,9 @@ fn the_shared_library_has_a_name() {
         let mut readelf = Command::new("readelf");
         let dynamic = run(readelf.arg("-d").arg(library().join("libamla.so"))).stdout;
         let dynamic = String::from_utf8(dynamic).unwrap();
-        assert!(dynamic.contains("soname: [libamla.so]"), "{dynamic}");
+        let (minor, _) = env!("CARGO_PKG_VERSION").rsplit_once('.').unwrap();
+        let soname = format!("soname: [libamla.so.{minor}]");
+        assert!(dynamic.contains(&soname), "{dynamic}");
     }
 }
 

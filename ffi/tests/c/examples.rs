@@ -115,6 +115,44 @@ fn installed(libdir: &str) -> std::path::PathBuf {
     folder.join("opt/amla")
 }
 
+#[test]
+fn what_is_installed() {
+    let help = run(Command::new(root().join("install.sh")).arg("--help")).stdout;
+    assert!(String::from_utf8(help).unwrap().contains("--prefix DIR"));
+    if !tool("strip") {
+        return;
+    }
+    let prefix = installed("lib");
+    let version = env!("CARGO_PKG_VERSION");
+    let (minor, _) = version.rsplit_once('.').unwrap();
+    let named = |name: &str| fs::read_link(prefix.join("lib").join(name)).unwrap();
+    assert_eq!(
+        named("libamla.so"),
+        Path::new(&format!("libamla.so.{minor}"))
+    );
+    assert_eq!(
+        named(&format!("libamla.so.{minor}")),
+        Path::new(&format!("libamla.so.{version}"))
+    );
+    // Neither this folder nor the registry's.
+    for name in ["libamla.a", "libamla.so"] {
+        let bytes = fs::read(prefix.join("lib").join(name)).unwrap();
+        for path in [root().to_str().unwrap(), ".cargo/registry"] {
+            let found = bytes.windows(path.len()).any(|x| x == path.as_bytes());
+            assert!(!found, "{name}: {path}");
+        }
+    }
+    let licences = prefix.join("share/licenses/amla");
+    for name in [
+        "LICENSE-MIT",
+        "LICENSE-APACHE",
+        "libm/LICENSE.txt",
+        "half/LICENSE-MIT",
+    ] {
+        assert!(licences.join(name).is_file(), "{name}");
+    }
+}
+
 fn write_readme_program(folder: &Path) {
     fs::write(folder.join("program.c"), readme().0).unwrap();
 }
