@@ -60,6 +60,7 @@ done
 # The host's may not know another machine's files.
 strip=${STRIP:-strip}
 [ -z "$target" ] || strip=${STRIP:-true}
+command -v "$strip" >/dev/null || { echo "$strip is missing: the libraries are not stripped" >&2; strip=true; }
 install -m 644 "$archive" "$lib/libamla.a"
 "$strip" --strip-debug "$lib/libamla.a"
 if [ -n "$shared" ]; then

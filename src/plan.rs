@@ -1,7 +1,7 @@
 //! How a call is cut into independent tasks.
 //!
-//! What a request's bits depend on is cut by the shape, by its own lengths and by [`Split`] alone: groups of rows, and KV splits. What of it is a
-//! task is a matter of the number of threads.
+//! What a request's bits depend on is cut by the shape, by its own lengths and by [`Split`] alone: groups of rows, and KV
+//! splits. What of it is a task is a matter of the number of threads.
 
 use core::ops::Range;
 
@@ -20,9 +20,6 @@ mod lengths;
 use cut::Tasks;
 pub use cut::{Cut, row_groups};
 use lengths::{COUNTS, LISTS, List, PlannedLengths};
-
-/// Threads that [`Plan::new`] plans for.
-const THREADS: usize = 16;
 
 /// The tasks of a problem: requests x KV heads x row groups x KV splits, in that
 /// order, later rows first.
@@ -55,12 +52,15 @@ impl Plan {
     /// Numbers that a plan takes as such ([`to_words`](Self::to_words)).
     pub const WORDS: usize = SIZES.len() + COUNTS.len() + 2 * LISTS.len() + 4;
 
-    /// Plans a problem for some threads: 16.
+    /// Threads that [`new`](Self::new) plans for.
+    pub const THREADS: usize = 16;
+
+    /// Plans a problem for some threads: [`THREADS`](Self::THREADS).
     ///
     /// # Errors
     /// Whatever is wrong with the problem.
     pub fn new(problem: &Problem<'_>) -> Result<Self, Error> {
-        Self::for_threads(problem, THREADS)
+        Self::for_threads(problem, Self::THREADS)
     }
 
     /// Plans a problem for a number of threads. Any number may run the tasks, with the same bits; of this number none should
@@ -96,9 +96,9 @@ impl Plan {
         })
     }
 
-    /// FP32 numbers that hold the partial results of any plan for calls with these heads and at most these `b`, `s_q`, `s_k` and `d_v`: any
-    /// lengths, ragged or sparse (with `s_k` indices at most), for any number of threads. For hosts that fix their memory before
-    /// lengths are known.
+    /// FP32 numbers that hold the partial results of any plan for calls with these heads and at most these `b`, `s_q`, `s_k`
+    /// and `d_v`: any lengths, ragged or sparse (with `s_k` indices at most), for any number of threads. For hosts that fix
+    /// their memory before lengths are known.
     ///
     /// 0 where no call has more than one KV split. The largest number if there are more than can be counted.
     ///
@@ -147,8 +147,8 @@ impl Plan {
         self.cut.partial
     }
 
-    /// How many merges there are: of each row with partial results one for each 64 columns of O. They have the order of tasks; within a
-    /// task's rows that of eight rows, columns, rows.
+    /// How many merges there are: of each row with partial results one for each 64 columns of O. They have the order of
+    /// tasks; within a task's rows that of eight rows, columns, rows.
     #[must_use]
     pub const fn merges(&self) -> usize {
         self.cut.combined.saturating_mul(strips(self.shape.d_v))

@@ -27,6 +27,9 @@ pub trait ParallelFor {
 /// # Errors
 /// What is wrong with the arguments, or [`Error::OutOfRange`] without a workspace. The outputs are
 /// then untouched.
+///
+/// # Panics
+/// If the pool swallowed a panic of `body`.
 pub fn decode_on<W: BorrowMut<Workspace> + Send + Sync>(
     pool: &(impl ParallelFor + ?Sized),
     problem: &Problem<'_>,

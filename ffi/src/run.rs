@@ -17,8 +17,6 @@ const MAGIC: u64 = u64::from_le_bytes(*b"amlaplan");
 /// Its words: the magic number, the interface's version, the plan's own.
 const WORDS: usize = Plan::WORDS + 2;
 const PLAN_SIZE: usize = 8 * WORDS;
-/// Threads that a call is planned for where the caller doesn't say.
-const THREADS: usize = 16;
 
 const _: () = assert!(PLAN_SIZE <= types::AMLA_PLAN_MAX);
 const _: () = assert!(size_of::<Workspace>() <= types::AMLA_WORKSPACE_MAX);
@@ -44,7 +42,7 @@ pub unsafe extern "C" fn amla_plan_size(
     let body = || {
         let mut regions = Regions::new();
         // SAFETY: the caller's pointers are as documented: this function's contract.
-        unsafe { planned(&mut regions, call, THREADS) }?;
+        unsafe { planned(&mut regions, call, Plan::THREADS) }?;
         // SAFETY: the caller's pointers are as documented: this function's contract.
         unsafe { answer(&mut regions, size, PLAN_SIZE) }
     };
@@ -70,7 +68,7 @@ pub unsafe extern "C" fn amla_plan(
     detail: *mut ErrorDetail,
 ) -> Status {
     // SAFETY: needs what this function's contract promises.
-    unsafe { amla_plan_for_threads(call, THREADS, plan, plan_size, detail) }
+    unsafe { amla_plan_for_threads(call, Plan::THREADS, plan, plan_size, detail) }
 }
 
 /// Cuts a call into tasks for a number of threads. Any number may run them; of this number none should wait long for the others.
@@ -224,7 +222,7 @@ pub unsafe extern "C" fn amla_workspace_size(
     let body = || {
         let mut regions = Regions::new();
         // SAFETY: the caller's pointers are as documented: this function's contract.
-        unsafe { planned(&mut regions, call, THREADS) }?;
+        unsafe { planned(&mut regions, call, Plan::THREADS) }?;
         // SAFETY: the caller's pointers are as documented: this function's contract.
         unsafe { answer(&mut regions, size, size_of::<Workspace>()) }
     };
