@@ -1,8 +1,8 @@
 /*
- * amla's attention in a ggml graph against ggml_flash_attn_ext, on the same tensors.
+ * amla's attention in a ggml graph and ggml_flash_attn_ext, on the same tensors, both against FP64.
  *
- *   amla_ggml_test           correctness, then a short table of times
- *   amla_ggml_test --bench   all shapes, medians of more
+ *   amla_ggml_test                   correctness, then a short table of times
+ *   amla_ggml_test --bench [TABLE]   times of all shapes, or those of f16, bf16, q8_0 or masks: medians, in turn
  */
 #include <math.h>
 #include <stdbool.h>
@@ -19,10 +19,10 @@ enum { D_QK = 576, D_V = 512, MAX_LAYERS = 16 };
 
 static const float SCALE = 1.0F / 24.0F;
 
-enum mask_kind { NO_MASK, PREFIX, CAUSAL, HOLES, SEQUENCES, INTERLEAVED, TREE, CHOSEN, OTHER_NUMBERS };
+enum mask_kind { NO_MASK, PREFIX, CAUSAL, HOLES, SEQUENCES, INTERLEAVED, TREE, CHOSEN, NOTHING, OTHER_NUMBERS };
 
-static const char *const MASK_NAMES[] = {"no mask",     "prefix", "causal", "holes",        "sequences in runs",
-                                         "interleaved", "tree",   "chosen", "other numbers"};
+static const char *const MASK_NAMES[] = {"no mask",     "prefix", "causal", "holes",   "sequences",
+                                         "interleaved", "tree",   "chosen", "nothing", "other numbers"};
 
 struct shape {
     enum ggml_type type;
@@ -33,7 +33,7 @@ struct shape {
     int layers, threads;
 };
 
-/* Caches with room for more keys, and graphs over them. */
+/* Layers' caches, which have room for more keys, and the two graphs over them. */
 struct model {
     struct shape shape;
     struct ggml_context *tensors, *nodes;
@@ -101,7 +101,7 @@ static bool sees(const struct shape *s, int stream, int j, int k) {
         case HOLES: return k <= own && ((unsigned)k * 2654435761U >> 16) % 3 != 0 && j != 1;
         case SEQUENCES: return k >= len - s->tokens ? k == own : k / (len / s->tokens) == j;
         case INTERLEAVED: return k % s->tokens == own % s->tokens;
-        /* Two children of each node, of which the first one's parent is the last key of the prompt. */
+        /* A binary tree behind the prompt: a token sees itself and the nodes above it. */
         case TREE: {
             int node = k - (len - s->tokens), at = j;
             if (node < 0) return true;
@@ -109,6 +109,7 @@ static bool sees(const struct shape *s, int stream, int j, int k) {
             return at == node;
         }
         case CHOSEN: return k == own || ((unsigned)(k + 7 * j) * 2654435761U >> 16) % 16 == 0;
+        case NOTHING: return false;
         default: return true;
     }
 }
@@ -274,48 +275,70 @@ static double error_of(const struct model *m, struct ggml_tensor *const *outputs
     return error;
 }
 
+static void describe(const struct shape *s, char *what, size_t size) {
+    snprintf(what, size, "%-4s %3d heads %4d keys %3d tokens %d streams, %s%s, %s, %d threads", ggml_type_name(s->type),
+             s->heads, s->keys, s->tokens, s->streams, MASK_NAMES[s->mask], s->rope_first ? ", rope first" : "",
+             ggml_type_name(s->mask_type), s->threads);
+}
+
+static void check_outputs(const struct model *m, bool with_theirs) {
+    char what[160];
+    double error = error_of(m, m->our_o);
+    describe(&m->shape, what, sizeof what);
+    printf("%s: error %.1e", what, error);
+    if (with_theirs) printf(", ggml's %.1e", error_of(m, m->their_o));
+    printf("\n");
+    check(amla_ggml_error(m->plan) == NULL, what);
+    check(error < 1e-5, what);
+}
+
 static void test_shape(struct shape shape) {
     struct model m;
-    char what[160];
     open_model(&m, shape);
     build(&m, true);
     run(&m, m.ours);
     run(&m, m.theirs);
-    double error = error_of(&m, m.our_o), theirs = error_of(&m, m.their_o);
-    snprintf(what, sizeof what, "%-5s %3d heads %5d keys %3d tokens %d streams, %s%s, %s mask, %d threads",
-             ggml_type_name(shape.type), shape.heads, shape.keys, shape.tokens, shape.streams, MASK_NAMES[shape.mask],
-             shape.rope_first ? ", rope first" : "", ggml_type_name(shape.mask_type), shape.threads);
-    printf("%s: error %.1e, ggml's %.1e\n", what, error, theirs);
-    check(amla_ggml_error(m.plan) == NULL, what);
-    check(error < 1e-5, what);
-    /* The same bits once more, and on fewer threads. */
-    size_t bytes = ggml_nbytes(m.our_o[0]);
+    check_outputs(&m, true);
+    /* The same bits from another number of threads. */
+    size_t bytes = ggml_nbytes(m.our_o[1]);
     void *before = allocate(bytes);
-    memcpy(before, m.our_o[0]->data, bytes);
-    ggml_backend_cpu_set_n_threads(m.backend, 1);
-    memset(m.our_o[0]->data, 0xff, bytes);
+    memcpy(before, m.our_o[1]->data, bytes);
+    memset(m.our_o[1]->data, 0xff, bytes);
+    ggml_backend_cpu_set_n_threads(m.backend, 3 - shape.threads);
     run(&m, m.ours);
-    check(memcmp(before, m.our_o[0]->data, bytes) == 0, "bits depend on threads");
+    check(memcmp(before, m.our_o[1]->data, bytes) == 0, "bits depend on threads");
     free(before);
     close_model(&m);
 }
 
-static void test_shapes(void) {
+static void test_shapes(int threads) {
     const enum ggml_type types[] = {GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_F32, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0};
-    for (int threads = 1; threads <= 2; threads++) {
-        for (int i = 0; i < 5; i++)
-            for (int rope_first = 0; rope_first < 2; rope_first++)
-                test_shape((struct shape){types[i], 16, 1024, 1, 1, rope_first, PREFIX, GGML_TYPE_F16, 2, threads});
-        for (int mask = NO_MASK; mask <= CHOSEN; mask++)
-            for (int streams = 1; streams <= 2; streams++) {
-                enum ggml_type type = mask % 2 ? GGML_TYPE_F16 : GGML_TYPE_F32;
-                test_shape((struct shape){GGML_TYPE_F16, 16, 700, 7, streams, false, mask, type, 2, threads});
-                test_shape((struct shape){GGML_TYPE_Q8_0, 5, 300, 40, streams, true, mask, type, 2, threads});
-            }
-        test_shape((struct shape){GGML_TYPE_F16, 128, 2048, 1, 1, false, PREFIX, GGML_TYPE_F16, 2, threads});
-        test_shape((struct shape){GGML_TYPE_F16, 1, 8192, 1, 1, false, PREFIX, GGML_TYPE_F16, 2, threads});
-        test_shape((struct shape){GGML_TYPE_F16, 16, 256, 130, 1, false, CAUSAL, GGML_TYPE_F16, 2, threads});
+    for (int i = 0; i < 5; i++)
+        for (int rope_first = 0; rope_first < 2; rope_first++)
+            test_shape((struct shape){types[i], 16, 1024, 1, 1, rope_first, PREFIX, GGML_TYPE_F16, 2, threads});
+    for (int mask = NO_MASK; mask <= NOTHING; mask++)
+        for (int streams = 1; streams <= 2; streams++) {
+            enum ggml_type type = mask % 2 ? GGML_TYPE_F16 : GGML_TYPE_F32;
+            test_shape((struct shape){GGML_TYPE_F16, 16, 700, 7, streams, false, mask, type, 2, threads});
+            test_shape((struct shape){GGML_TYPE_Q8_0, 5, 300, 40, streams, true, mask, type, 2, threads});
+        }
+    test_shape((struct shape){GGML_TYPE_F16, 128, 2048, 1, 1, false, PREFIX, GGML_TYPE_F16, 2, threads});
+    test_shape((struct shape){GGML_TYPE_F16, 1, 8192, 1, 1, false, PREFIX, GGML_TYPE_F16, 2, threads});
+    test_shape((struct shape){GGML_TYPE_F16, 16, 256, 130, 1, false, CAUSAL, GGML_TYPE_F16, 2, threads});
+}
+
+/* The next step, with another mask in the same graph. */
+static void test_next_step(void) {
+    struct model m;
+    open_model(&m, (struct shape){GGML_TYPE_F16, 16, 512, 6, 1, false, NOTHING, GGML_TYPE_F16, 2, 2});
+    build(&m, false);
+    for (int mask = PREFIX; mask <= NOTHING; mask++) {
+        m.shape.mask = mask;
+        fill_mask(&m);
+        run(&m, m.ours);
+        check_outputs(&m, false);
     }
+    close_model(&m);
 }
 
 static void test_refusals(void) {
@@ -398,30 +421,40 @@ static void print_times(struct shape shape, int rounds) {
     fflush(stdout);
 }
 
-static void print_table(bool bench) {
+static void print_heads(enum ggml_type type, int most_keys, int rounds) {
+    const int heads[] = {1, 2, 4, 8, 16, 128};
+    for (int keys = 1024; keys <= most_keys; keys *= 4)
+        for (int h = 0; h < 6; h++)
+            print_times((struct shape){type, heads[h], keys, 1, 1, false, PREFIX, GGML_TYPE_F16, 0, 1},
+                        heads[h] * keys > 65536 ? (rounds + 3) / 4 : rounds);
+}
+
+static void print_masks(int rounds) {
+    for (int mask = CAUSAL; mask <= CHOSEN; mask++)
+        print_times((struct shape){GGML_TYPE_F16, 16, 4096, 8, 1, false, mask, GGML_TYPE_F16, 0, 1}, rounds);
+    print_times((struct shape){GGML_TYPE_F16, 16, 4096, 128, 1, false, CAUSAL, GGML_TYPE_F16, 0, 1}, rounds);
+    for (int heads = 1; heads <= 128; heads *= 8)
+        print_times((struct shape){GGML_TYPE_F16, heads, 4096, 1, 1, false, PREFIX, GGML_TYPE_F16, 0, 2}, rounds);
+}
+
+static void print_tables(const char *table, int most_keys, int rounds) {
     const enum ggml_type types[] = {GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0};
-    const int heads[] = {1, 2, 4, 8, 16, 128}, keys[] = {1024, 4096, 16384};
-    printf("\n| cache | heads | keys | tokens | mask | threads | us | ggml's us | ratio |\n|---|---|---|---|---|---|---|---|---|\n");
+    printf("\n| cache | heads | keys | tokens | mask | threads | us | ggml's us | ratio |\n"
+           "|---|---|---|---|---|---|---|---|---|\n");
     for (int t = 0; t < 3; t++)
-        for (int k = 0; k < (bench ? 3 : 1); k++)
-            for (int h = 0; h < 6; h++) {
-                int rounds = bench ? (heads[h] == 128 ? 3 : 11) : 3;
-                print_times((struct shape){types[t], heads[h], keys[k], 1, 1, false, PREFIX, GGML_TYPE_F16, 0, 1}, rounds);
-            }
+        if (table == NULL || strcmp(table, ggml_type_name(types[t])) == 0) print_heads(types[t], most_keys, rounds);
+    if (table == NULL || strcmp(table, "masks") == 0) print_masks((rounds + 3) / 4);
 }
 
 int main(int argc, char **argv) {
-    bool bench = argc > 1 && strcmp(argv[1], "--bench") == 0;
-    if (argc > 1 && strcmp(argv[1], "--time") == 0) {
-        enum ggml_type type = atoi(argv[2]);
-        print_times((struct shape){type, atoi(argv[3]), atoi(argv[4]), atoi(argv[5]), 1, false, atoi(argv[6]), GGML_TYPE_F16, 0, atoi(argv[7])}, atoi(argv[8]));
+    if (argc > 1 && strcmp(argv[1], "--bench") == 0) {
+        print_tables(argc > 2 ? argv[2] : NULL, 16384, 15);
         return 0;
     }
-    if (!bench) {
-        test_refusals();
-        test_shapes();
-    }
-    print_table(bench);
-    if (failures > 0) printf("%d failures\n", failures);
+    test_refusals();
+    test_next_step();
+    for (int threads = 1; threads <= 2; threads++) test_shapes(threads);
+    print_tables(NULL, 1024, 3);
+    printf("%d failures\n", failures);
     return failures > 0;
 }
