@@ -135,7 +135,7 @@ static struct layout layout_of(const struct ggml_tensor *q, const struct ggml_te
                        .d_qk = (size_t)q->ne[0], .d_v = (size_t)v->ne[0], .threads = threads};
     size_t rows = l.b * l.s_q, panels = l.b * ((l.s_q * l.h_q + PANEL_ROWS - 1) / PANEL_ROWS);
     /* One KV split where threads have panels enough: partial results would take much memory, and merges some time. */
-    if (threads == 1 || panels >= 4 * threads) l.split_keys = (l.s_k + 31) / 32 * 32;
+    if (threads == 1 || panels >= 2 * threads) l.split_keys = (l.s_k + 31) / 32 * 32;
     l.words = (l.s_k + WORD - 1) / WORD;
     reserve(&l, sizeof(struct plan));
     l.bits = reserve(&l, rows * l.words * sizeof(uint64_t));

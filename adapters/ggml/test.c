@@ -2,7 +2,7 @@
  * amla's attention in a ggml graph and ggml_flash_attn_ext, on the same tensors, both against FP64.
  *
  *   amla_ggml_test                   correctness, then a short table of times
- *   amla_ggml_test --bench [TABLE]   times of all shapes, or those of f16, bf16, q8_0 or masks: medians, in turn
+ *   amla_ggml_test --bench [TABLE]   times of all shapes, or of a table: f16, bf16, q8_0, masks, threads
  */
 #include <math.h>
 #include <stdbool.h>
@@ -429,12 +429,15 @@ static void print_heads(enum ggml_type type, int most_keys, int rounds) {
                         heads[h] * keys > 65536 ? (rounds + 3) / 4 : rounds);
 }
 
-static void print_masks(int rounds) {
+static void print_masks(int keys, int rounds) {
     for (int mask = CAUSAL; mask <= CHOSEN; mask++)
-        print_times((struct shape){GGML_TYPE_F16, 16, 4096, 8, 1, false, mask, GGML_TYPE_F16, 0, 1}, rounds);
-    print_times((struct shape){GGML_TYPE_F16, 16, 4096, 128, 1, false, CAUSAL, GGML_TYPE_F16, 0, 1}, rounds);
-    for (int heads = 1; heads <= 128; heads *= 8)
-        print_times((struct shape){GGML_TYPE_F16, heads, 4096, 1, 1, false, PREFIX, GGML_TYPE_F16, 0, 2}, rounds);
+        print_times((struct shape){GGML_TYPE_F16, 16, keys, 8, 1, false, mask, GGML_TYPE_F16, 0, 1}, rounds);
+    print_times((struct shape){GGML_TYPE_F16, 16, keys, 128, 1, false, CAUSAL, GGML_TYPE_F16, 0, 1}, rounds);
+}
+
+static void print_threads(int keys, int rounds) {
+    for (int heads = 2; heads <= 128; heads *= 8)
+        print_times((struct shape){GGML_TYPE_F16, heads, keys, 1, 1, false, PREFIX, GGML_TYPE_F16, 0, 2}, rounds);
 }
 
 static void print_tables(const char *table, int most_keys, int rounds) {
@@ -443,7 +446,9 @@ static void print_tables(const char *table, int most_keys, int rounds) {
            "|---|---|---|---|---|---|---|---|---|\n");
     for (int t = 0; t < 3; t++)
         if (table == NULL || strcmp(table, ggml_type_name(types[t])) == 0) print_heads(types[t], most_keys, rounds);
-    if (table == NULL || strcmp(table, "masks") == 0) print_masks((rounds + 3) / 4);
+    int keys = most_keys / (most_keys > 1024 ? 4 : 1);
+    if (table == NULL || strcmp(table, "masks") == 0) print_masks(keys, (rounds + 3) / 4);
+    if (table == NULL || strcmp(table, "threads") == 0) print_threads(keys, rounds);
 }
 
 int main(int argc, char **argv) {
