@@ -83,7 +83,6 @@ static void fill(struct ggml_tensor *t) {
     void *data = allocate(ggml_nbytes(t));
     for (size_t i = 0; i < n; i++) x[i] = random_number();
     ggml_quantize_chunk(t->type, x, data, 0, ggml_nrows(t), t->ne[0], NULL);
-    if (t->type == GGML_TYPE_F32) memcpy(data, x, n * sizeof *x);
     ggml_backend_tensor_set(t, data, 0, ggml_nbytes(t));
     free(data);
     free(x);
