@@ -43,8 +43,7 @@ class Rows:
 class Plan:
     """How a call is cut into tasks for some threads. It takes `decode`'s arguments, of which it reads sizes and lengths only.
 
-    One plan serves all calls with these sizes and lengths, as those of all layers of a step. Others refuse it. Plans can be pickled
-    and compared.
+    One plan serves all calls with these sizes and lengths, as those of all layers of a step. Others refuse it.
     """
 
     def __init__(
@@ -227,4 +226,4 @@ def permit_amx() -> bool:
     """Has Linux let this process use Intel's AMX, and returns whether it may. Call it before anything else."""
 
 def set_max_backend(name: str) -> None:
-    """Keeps the process from faster backends. Call it before anything else."""
+    """Bars faster backends from this process. Call it before anything else."""

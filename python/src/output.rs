@@ -1,0 +1,100 @@
+//! Tensors for results: those given, or new ones.
+
+use pyo3::intern;
+use pyo3::prelude::{Bound, Py, PyAny, PyAnyMethods, PyResult, Python};
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyDictMethods, PyTuple};
+
+use crate::dtype::Dtype;
+use crate::error::{kind, type_name};
+use crate::foreign::{Framework, cached};
+use crate::tensor::Tensor;
+
+/// New tensors are torch's for its own, otherwise numpy's.
+pub fn new<'py>(
+    py: Python<'py>,
+    name: &'static str,
+    like: Framework,
+    dtype: Dtype,
+    dims: &[usize],
+    zeros: bool,
+) -> PyResult<Tensor<'py>> {
+    static TORCH: [PyOnceLock<Py<PyAny>>; 2] = [const { PyOnceLock::new() }; 2];
+    static NUMPY: [PyOnceLock<Py<PyAny>>; 2] = [const { PyOnceLock::new() }; 2];
+    let dims = PyTuple::new(py, dims)?;
+    let function = if zeros { "zeros" } else { "empty" };
+    let object = match like {
+        Framework::Torch => {
+            let function = cached(py, &TORCH[usize::from(zeros)], "torch", function)?;
+            function.call((dims,), Some(&torch_names(py, dtype)?))?
+        }
+        Framework::Numpy | Framework::Other => {
+            let function = cached(py, &NUMPY[usize::from(zeros)], "numpy", function)?;
+            function.call1((dims, numpy_dtype(py, dtype)?))?
+        }
+    };
+    Tensor::read(name, &object)
+}
+
+/// A tensor given for results, or a new one.
+pub fn given_or_new<'py>(
+    given: Option<&Bound<'py, PyAny>>,
+    py: Python<'py>,
+    name: &'static str,
+    like: Framework,
+    dtype: Dtype,
+    dims: &[usize],
+    zeros: bool,
+) -> PyResult<Tensor<'py>> {
+    let Some(given) = given else {
+        return new(py, name, like, dtype, dims, zeros);
+    };
+    let tensor = Tensor::read(name, given)?;
+    if tensor.framework == Framework::Other {
+        let own = type_name(given);
+        return Err(kind(format!(
+            "{name} is of type {own}, neither torch's tensor nor numpy's array"
+        )));
+    }
+    tensor.expect_dims(dims)?;
+    Ok(tensor)
+}
+
+/// Named arguments of torch's functions, whatever its default device is.
+fn torch_names<'py>(py: Python<'py>, dtype: Dtype) -> PyResult<Bound<'py, PyDict>> {
+    static NAMES: [PyOnceLock<Py<PyDict>>; Dtype::ALL.len()] =
+        [const { PyOnceLock::new() }; Dtype::ALL.len()];
+    let make = || {
+        let names = PyDict::new(py);
+        names.set_item(
+            intern!(py, "dtype"),
+            py.import("torch")?.getattr(dtype.name())?,
+        )?;
+        names.set_item(intern!(py, "device"), "cpu")?;
+        PyResult::Ok(names.unbind())
+    };
+    Ok(NAMES[dtype as usize]
+        .get_or_try_init(py, make)?
+        .bind(py)
+        .clone())
+}
+
+fn numpy_dtype<'py>(py: Python<'py>, dtype: Dtype) -> PyResult<Bound<'py, PyAny>> {
+    static DTYPES: [PyOnceLock<Py<PyAny>>; Dtype::ALL.len()] =
+        [const { PyOnceLock::new() }; Dtype::ALL.len()];
+    let make = || {
+        let named = match dtype {
+            Dtype::Bf16 | Dtype::E4m3 => py.import("ml_dtypes")?.getattr(dtype.name())?,
+            _ => pyo3::types::PyString::new(py, dtype.name()).into_any(),
+        };
+        PyResult::Ok(
+            py.import("numpy")?
+                .call_method1("dtype", (named,))?
+                .unbind(),
+        )
+    };
+    Ok(DTYPES[dtype as usize]
+        .get_or_try_init(py, make)?
+        .bind(py)
+        .clone())
+}
