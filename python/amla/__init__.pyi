@@ -132,50 +132,7 @@ def decode(
     plan: Plan | None = None,
     threads: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """O and lse of `O = softmax(softmax_scale * Q K^T) V`.
-
-    Tensors:
-      q: `[b, s_q, h_q, d_qk]`; `[tokens, h_q, d_qk]` with `cu_seqlens_q`.
-      kv: keys, `[b, s_k, h_kv, d_qk]`; `[pages, page_size, h_kv, d_qk]` if paged; `[tokens, h_kv, d_qk]` with `cu_seqlens_k`.
-        Unless there is `v`, `head_dim_v` columns from `value_offset` on are the values: an MLA cache.
-      v: values apart, with the dimensions of kv but for the width.
-      q_rope, k_rope: the rotary parts, if they are tensors of their own. q and kv are then without them.
-      They have BF16 (`bfloat16`, `uint16`), FP16 or FP32 numbers, or rows in a format of `Rows`.
-    Sizes:
-      head_dim_v: the width of v; with `k_rope` that of kv; otherwise d_qk - 64, and 512 for MODEL1 pages.
-      softmax_scale: `d_qk ** -0.5`.
-    Hidden keys:
-      causal: query j of n sees the first `len - (n - 1 - j)` keys of its request.
-      window: how many keys a query sees, up to and with its own.
-      tail_mask: bool, `[b, s_q, tail]`, `[tokens, tail]` with `cu_seqlens_q`: which of the last `tail` keys each query sees.
-      cache_seqlens: int32, `[b]`, the keys of each request.
-    Where keys are:
-      block_table: int32, `[b, max_blocks]`, the pages of each request.
-      cu_seqlens_q, cu_seqlens_k: int32, `[b + 1]`, where each request's tokens begin.
-    Sparse attention:
-      indices: int32 or int64, `[b, s_q, topk]` or `[b, s_q, h_kv, topk]`; `[tokens, topk]` or `[tokens, h_kv, topk]` with
-        `cu_seqlens_q`. `page * page_size + key`, or with `paged=False` or `cu_seqlens_k` the key's number within its request.
-        Negative ones and those beyond the cache are skipped.
-      topk_length: int32, `[b]` or `[b, s_q]`, `[tokens]` with `cu_seqlens_q`: how many of the indices count.
-      extra_k_cache, extra_indices_in_kvcache, extra_topk_length: a second cache in pages.
-      paged: whether kv has pages; by default with `block_table` or `indices`, unless there is `cu_seqlens_k`.
-      attn_sink: float32, `[h_q]`, the logarithm of another term of each head's sum.
-    How it is computed:
-      split_keys: keys are cut after every so many, a multiple of 32; results depend on it. By default by their number.
-      precision: of probabilities, "bf16" or pairs, "bf16x2". FP32 backends don't round them.
-      inputs: whether FP16, FP32 and blocks may be rounded to BF16: "as_given" or "bf16".
-      rescale: "exact" or "compensated", the paper's.
-      backend: a name of `backends()`; by default `backend()`.
-      plan: a `Plan` of the same sizes and lengths.
-      threads: by default `get_num_threads()`; with a plan the plan's.
-    Results, as torch tensors if q is one, otherwise as numpy arrays:
-      out: `[b, s_q, h_q, head_dim_v]`; `[tokens, h_q, head_dim_v]` with `cu_seqlens_q`. It has the dtype of q, FP32 for blocks and
-        bytes, or `out_dtype`.
-      lse: float32, `[b, h_q, s_q]`; `[h_q, tokens]` with `cu_seqlens_q`. To base `lse_base`; `empty_lse`, infinity or minus
-        infinity, where a query sees no key.
-      max_logits: with `max_logits=True` or a tensor for it: each row's largest score, float32, as lse. Strides are those of lse.
-    Tensors given for results are returned as such.
-    """
+    """O and lse of `O = softmax(softmax_scale * Q K^T) V`, and the largest scores if wanted. `help(amla.decode)` has all arguments."""
 
 @overload
 def decode(

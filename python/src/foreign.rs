@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::slice;
 use std::sync::{Mutex, PoisonError};
 
-use pyo3::prelude::{Bound, Py, PyAny, PyAnyMethods, PyResult, Python};
+use pyo3::prelude::{Bound, Py, PyAny, PyAnyMethods, PyErr, PyResult, Python};
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{
     PyCapsule, PyCapsuleMethods, PyString, PyStringMethods, PyTuple, PyTupleMethods, PyType,
@@ -35,6 +35,21 @@ pub struct Memory<'py> {
     pub writable: bool,
     /// What the memory belongs to, if not to the object itself.
     pub owner: Option<Bound<'py, PyAny>>,
+}
+
+impl Memory<'_> {
+    /// A new tensor's.
+    pub fn contiguous(name: &str, dtype: Dtype, address: usize, dims: &[usize]) -> PyResult<Self> {
+        let number = |dim: &usize| Ok(i64::try_from(*dim).unwrap_or(i64::MAX));
+        Ok(Self {
+            dtype,
+            address,
+            dims: Numbers::new(name, dims.iter().map(number))?,
+            strides: None,
+            writable: true,
+            owner: None,
+        })
+    }
 }
 
 /// A number for each dimension.
@@ -72,14 +87,11 @@ impl Numbers {
 
 /// Reads a tensor.
 pub fn read<'py>(name: &str, object: &Bound<'py, PyAny>) -> PyResult<(Framework, Memory<'py>)> {
-    static NUMPY: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    static TORCH: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let py = object.py();
-    if is_of(object, &NUMPY, intern!(py, "numpy"), intern!(py, "ndarray"))? {
-        return Ok((Framework::Numpy, numpy(name, object)?));
-    }
-    if is_of(object, &TORCH, intern!(py, "torch"), intern!(py, "Tensor"))? {
-        return Ok((Framework::Torch, torch(name, object)?));
+    match framework(object)? {
+        Framework::Numpy => return Ok((Framework::Numpy, numpy(name, object)?)),
+        Framework::Torch => return Ok((Framework::Torch, torch(name, object)?)),
+        Framework::Other => {}
     }
     if object.hasattr(intern!(py, "__dlpack__"))? {
         return Ok((Framework::Other, dlpack(name, object)?));
@@ -96,31 +108,61 @@ pub fn read<'py>(name: &str, object: &Bound<'py, PyAny>) -> PyResult<(Framework,
     )))
 }
 
-/// Whether an object is of a class of a module that someone has imported.
-fn is_of(
-    object: &Bound<'_, PyAny>,
-    cell: &PyOnceLock<Py<PyType>>,
+/// Whose tensor an object is.
+fn framework(object: &Bound<'_, PyAny>) -> PyResult<Framework> {
+    static NUMPY: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    static TORCH: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let py = object.py();
+    let classes = [
+        (
+            class(&NUMPY, intern!(py, "numpy"), intern!(py, "ndarray")),
+            Framework::Numpy,
+        ),
+        (
+            class(&TORCH, intern!(py, "torch"), intern!(py, "Tensor")),
+            Framework::Torch,
+        ),
+    ];
+    // Most objects are of one of them, and not of one derived.
+    let own = object.get_type();
+    for (class, framework) in classes {
+        if class.is_some_and(|class| own.is(class)) {
+            return Ok(framework);
+        }
+    }
+    for (class, framework) in classes {
+        if let Some(class) = class
+            && object.is_instance(class.bind(py))?
+        {
+            return Ok(framework);
+        }
+    }
+    Ok(Framework::Other)
+}
+
+/// A class of a module that someone has imported.
+fn class<'c>(
+    cell: &'c PyOnceLock<Py<PyType>>,
     module: &Bound<'_, PyString>,
     class: &Bound<'_, PyString>,
-) -> PyResult<bool> {
-    let py = object.py();
-    let class = match cell.get(py) {
-        Some(class) => class,
-        None => {
-            // SAFETY: a string, with the GIL; what it returns is null or a new reference.
-            let module = unsafe {
-                let module = ffi::PyImport_GetModule(module.as_ptr());
-                Bound::from_owned_ptr_or_opt(py, module)
-            };
-            // While it is being imported it has no classes yet.
-            let found = module.and_then(|module| module.getattr(class).ok());
-            let Some(found) = found.and_then(|found| found.cast_into::<PyType>().ok()) else {
-                return Ok(false);
-            };
-            cell.get_or_init(py, || found.unbind())
-        }
+) -> Option<&'c Py<PyType>> {
+    let py = module.py();
+    if let Some(class) = cell.get(py) {
+        return Some(class);
+    }
+    // SAFETY: a string, with the GIL; what it returns is null or a new reference.
+    let module = unsafe {
+        let module = ffi::PyImport_GetModule(module.as_ptr());
+        Bound::from_owned_ptr_or_opt(py, module)
     };
-    Ok(object.get_type().is(class) || object.is_instance(class.bind(py))?)
+    let Some(module) = module else {
+        // Null may be an error, too.
+        let _ = PyErr::take(py);
+        return None;
+    };
+    // While it is being imported it has no classes yet.
+    let class = module.getattr(class).ok()?.cast_into::<PyType>().ok()?;
+    Some(cell.get_or_init(py, || class.unbind()))
 }
 
 /// The dtype that an object of torch's or numpy's is, by its name.

@@ -10,9 +10,16 @@ use crate::options::set_lse;
 use crate::output;
 use crate::tensor::{Tensor, check_overlaps};
 
-/// O and lse over all keys, of the results over some of them each.
+/// O and lse over all keys, of the results over some of them each: a shared prefix, or a cache sharded over processes.
+///
+/// All are float32 and contiguous, `out` and `lse` among them: O `[b, s_q, h_q, d_v]` and lse `[b, h_q, s_q]`, or
+/// `[tokens, h_q, d_v]` and `[h_q, tokens]`. `out` may be `outs[0]`, and `lse` `lses[0]`. The same results in the same order
+/// give the same bits. Results with a sink can't be merged.
 #[pyfunction]
-#[pyo3(signature = (outs, lses, **named))]
+#[pyo3(
+    signature = (outs, lses, **named),
+    text_signature = "(outs, lses, *, out=None, lse=None, lse_base='e', empty_lse=1e999)"
+)]
 pub fn merge<'py>(
     py: Python<'py>,
     outs: &Bound<'py, PyAny>,

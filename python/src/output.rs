@@ -7,7 +7,7 @@ use pyo3::types::{PyDict, PyDictMethods, PyTuple};
 
 use crate::dtype::Dtype;
 use crate::error::{kind, type_name};
-use crate::foreign::{Framework, cached};
+use crate::foreign::{Framework, Memory, cached};
 use crate::tensor::Tensor;
 
 /// New tensors are torch's for its own, otherwise numpy's.
@@ -21,19 +21,17 @@ pub fn new<'py>(
 ) -> PyResult<Tensor<'py>> {
     static TORCH: [PyOnceLock<Py<PyAny>>; 2] = [const { PyOnceLock::new() }; 2];
     static NUMPY: [PyOnceLock<Py<PyAny>>; 2] = [const { PyOnceLock::new() }; 2];
-    let dims = PyTuple::new(py, dims)?;
+    let sizes = PyTuple::new(py, dims)?;
     let function = if zeros { "zeros" } else { "empty" };
-    let object = match like {
-        Framework::Torch => {
-            let function = cached(py, &TORCH[usize::from(zeros)], "torch", function)?;
-            function.call((dims,), Some(&torch_names(py, dtype)?))?
-        }
-        Framework::Numpy | Framework::Other => {
-            let function = cached(py, &NUMPY[usize::from(zeros)], "numpy", function)?;
-            function.call1((dims, numpy_dtype(py, dtype)?))?
-        }
-    };
-    Tensor::read(name, &object)
+    if like != Framework::Torch {
+        let function = cached(py, &NUMPY[usize::from(zeros)], "numpy", function)?;
+        return Tensor::read(name, &function.call1((sizes, numpy_dtype(py, dtype)?))?);
+    }
+    let function = cached(py, &TORCH[usize::from(zeros)], "torch", function)?;
+    let object = function.call((sizes,), Some(&torch_names(py, dtype)?))?;
+    let address = object.call_method0(intern!(py, "data_ptr"))?;
+    let memory = Memory::contiguous(name, dtype, address.extract()?, dims)?;
+    Tensor::new(name, object, like, memory)
 }
 
 /// A tensor given for results, or a new one.

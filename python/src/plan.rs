@@ -9,7 +9,9 @@ use crate::arguments::Arguments;
 use crate::error::refused;
 use crate::pool;
 
-/// How a call is cut into tasks for some threads.
+/// How a call is cut into tasks for some threads. It takes `decode`'s arguments, of which it reads sizes and lengths only.
+///
+/// One plan serves all calls with these sizes and lengths, as those of all layers of a step. Others refuse it.
 #[pyclass(frozen, eq, hash, module = "amla")]
 #[derive(PartialEq, Eq)]
 pub struct Plan {
@@ -28,7 +30,14 @@ impl Hash for Plan {
 #[pymethods]
 impl Plan {
     #[new]
-    #[pyo3(signature = (q, kv, **named))]
+    #[pyo3(
+        signature = (q, kv, **named),
+        text_signature = "(q, kv, *, threads=None, v=None, q_rope=None, k_rope=None, head_dim_v=None, value_offset=0, \
+            softmax_scale=None, causal=False, window=None, tail_mask=None, cache_seqlens=None, \
+            block_table=None, cu_seqlens_q=None, cu_seqlens_k=None, indices=None, topk_length=None, \
+            extra_k_cache=None, extra_indices_in_kvcache=None, extra_topk_length=None, paged=None, \
+            attn_sink=None, split_keys=None)"
+    )]
     fn new<'py>(
         q: &Bound<'py, PyAny>,
         kv: &Bound<'py, PyAny>,

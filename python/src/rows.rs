@@ -114,7 +114,13 @@ impl Format {
     }
 }
 
-/// A tensor whose dtype doesn't say how its rows are stored.
+/// A tensor whose dtype doesn't say how its rows are stored. `decode` takes it wherever it takes a tensor of rows.
+///
+/// `fp8`: FlashMLA's rows of 656 bytes. `model1`: FlashMLA's pages, `[pages, page_size, 1, 584]`, whose bytes are `page_size` rows
+/// of 576 and then `page_size` times 8 scales. `q8_0`, `q4_0`: ggml's blocks of 34 or 18 bytes for 32 columns. `int8`, `e4m3`:
+/// a number for each column, and an FP32 `scale` for each row: `scale` has the dimensions of `data` but the last.
+///
+/// A plain tensor of bytes (`uint8`, `float8_e4m3fn`) that is 656 or 584 wide is taken as `fp8` or `model1`.
 #[pyclass(frozen, module = "amla")]
 pub struct Rows {
     /// The tensor.

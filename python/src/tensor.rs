@@ -12,7 +12,7 @@ use pyo3::prelude::{Bound, PyAny, PyResult};
 
 use crate::dtype::Dtype;
 use crate::error::{kind, value};
-use crate::foreign::{self, Framework, MAX_DIMS};
+use crate::foreign::{self, Framework, MAX_DIMS, Memory};
 
 /// A tensor on the CPU. Its memory stays for as long as this does.
 pub struct Tensor<'py> {
@@ -37,10 +37,20 @@ impl<'py> Tensor<'py> {
     /// Reads an argument.
     pub fn read(name: &'static str, object: &Bound<'py, PyAny>) -> PyResult<Self> {
         let (framework, memory) = foreign::read(name, object)?;
+        Self::new(name, object.clone(), framework, memory)
+    }
+
+    /// A tensor whose memory is known.
+    pub fn new(
+        name: &'static str,
+        object: Bound<'py, PyAny>,
+        framework: Framework,
+        memory: Memory<'py>,
+    ) -> PyResult<Self> {
         let (dims, size) = (&memory.dims, memory.dtype.size());
         let mut tensor = Self {
             name,
-            object: object.clone(),
+            object,
             framework,
             dtype: memory.dtype,
             address: memory.address,
