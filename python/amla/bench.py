@@ -40,6 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=1, help="requests")
     parser.add_argument("--threads", type=int, default=amla.get_num_threads(), help="threads of each library")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--amx", action="store_true", help="have amla use Intel's AMX, as torch does by itself")
     parser.add_argument("--overhead", action="store_true", help="time calls of one head and one key")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--svg", metavar="FILE", help="draw a chart, which needs matplotlib")
@@ -47,6 +48,8 @@ def main(arguments: list[str] | None = None) -> None:
     # Before numpy is imported.
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[variable] = str(options.threads)
+    if options.amx and not amla.permit_amx():
+        sys.exit("--amx: this processor has no AMX, or Linux doesn't permit it")
     amla.set_num_threads(options.threads)
     report = overhead(options.rounds) if options.overhead else compare(options)
     report = {**machine(options.threads), **report}

@@ -93,7 +93,7 @@ impl<'py> Results<'py> {
 ///   lse: float32, `[b, h_q, s_q]`; `[h_q, tokens]` with `cu_seqlens_q`. To base `lse_base`; `empty_lse`, infinity or minus
 ///     infinity, where a query sees no key.
 ///   max_logits: with `max_logits=True` or a tensor for it: each row's largest score, float32, as lse. Strides are those of lse.
-/// Tensors given for results are returned as such.
+/// Tensors given for results are returned as such. Tokens of no request have results of 0 in new tensors, and none in given ones.
 #[pyfunction]
 #[pyo3(
     signature = (q, kv, **named),

@@ -166,7 +166,7 @@ fn class<'c>(
 }
 
 /// The dtype that an object of torch's or numpy's is, by its name.
-pub fn dtype(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Dtype> {
+fn dtype(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Dtype> {
     /// There is one object for each dtype. Others of the same name are looked up.
     static KNOWN: Mutex<Vec<(Py<PyAny>, Dtype)>> = Mutex::new(Vec::new());
     const MAX: usize = 32;

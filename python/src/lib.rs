@@ -34,6 +34,7 @@ mod tensor;
 #[pyo3::pymodule]
 mod _amla {
     use pyo3::prelude::{Bound, PyAnyMethods, PyModule, PyModuleMethods, PyResult};
+    use pyo3::types::IntoPyDict;
     use pyo3::wrap_pyfunction;
 
     #[pymodule_export]
@@ -54,13 +55,11 @@ mod _amla {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-        // A forked process has none of the threads.
-        let forget = wrap_pyfunction!(crate::pool::forget_threads, module)?;
-        let os = module.py().import("os")?;
-        if let Ok(register) = os.getattr("register_at_fork") {
-            let names = pyo3::types::PyDict::new(module.py());
-            pyo3::types::PyDictMethods::set_item(&names, "after_in_child", forget)?;
-            register.call((), Some(&names))?;
+        // Where processes fork: the new one has none of the threads.
+        if let Ok(register) = module.py().import("os")?.getattr("register_at_fork") {
+            let forget = wrap_pyfunction!(crate::pool::forget_threads, module)?;
+            let named = [("after_in_child", forget)].into_py_dict(module.py())?;
+            register.call((), Some(&named))?;
         }
         Ok(())
     }

@@ -183,7 +183,7 @@ impl<'py> Tensor<'py> {
         if len == 0 {
             return Ok(&[]);
         }
-        // SAFETY: `read` found that the memory is there, and `self` holds the objects that it belongs to. It has `len` values of
+        // SAFETY: a framework said that the memory is there, and `self` holds the objects that it belongs to. It has `len` values of
         // `T`, at an aligned address (`len_of`), of any bits (`Pod`). That nobody writes it meanwhile is the rule of the package's
         // callers.
         Ok(unsafe { slice::from_raw_parts(self.address as *const T, len) })
@@ -238,7 +238,8 @@ pub fn check_overlaps<'t, 'py: 't>(
         let others = inputs.clone().chain(outputs[..i].iter().copied());
         for other in others {
             let range = other.range();
-            if own.start < range.end && range.start < own.end {
+            let is_empty = own.is_empty() || range.is_empty();
+            if !is_empty && own.start < range.end && range.start < own.end {
                 let (name, other) = (output.name, other.name);
                 return Err(value(format!("{name} overlaps {other} in memory")));
             }
