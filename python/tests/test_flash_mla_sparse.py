@@ -14,7 +14,7 @@ import amla  # noqa: E402
 import oracle  # noqa: E402
 
 D_V = 512
-REQUESTS = 3
+REQUESTS = 2
 """Requests of a case that are compared with the definition."""
 POISON = 0xFF
 """This byte over and over is NaN in E4M3, E8M0, BF16 and FP32."""
@@ -75,11 +75,11 @@ CASES = _cases()
 
 
 def _sample() -> list[Case]:
-    """Six cases of each combination of features, with few requests."""
+    """Four cases of each combination of features, with few requests."""
     cases = []
     for features in _features():
         alike = [c for c in CASES if c.b == 4 and (c.d_qk, c.extra is not None, c.extra_topk_lengths, c.topk_lengths) == features]
-        cases += random.Random(1).sample(alike, 6)
+        cases += random.Random(1).sample(alike, 4)
     return cases
 
 
@@ -217,7 +217,7 @@ def test_grid(case: Case) -> None:
     assert out.dtype == torch.bfloat16 and out.shape == (case.b, case.s_q, case.h_q, D_V)
     assert lse.dtype == torch.float32 and lse.shape == (case.b, case.h_q, case.s_q)
     assert out.isfinite().all() and not lse.isnan().any()
-    compared = sorted({0, case.b - 1, *rng.sample(range(case.b), REQUESTS - 2)})
+    compared = rng.sample(range(case.b), REQUESTS)
     wanted = []
     for request in compared:
         k, valid = (torch.cat(parts, dim=1) for parts in zip(*[scope.keys(request) for scope in scopes]))
