@@ -16,6 +16,7 @@ compared. `--overhead` times calls of one head and one key instead: what a call 
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import os
@@ -188,10 +189,13 @@ def overhead(rounds: int) -> dict[str, Any]:
     if has("torch"):
         import torch
 
+        importlib.import_module("amla.torch")
         tensors = [torch.from_numpy(x).view(torch.bfloat16) for x in one]
         out_t, lse_t = amla.decode(*tensors, threads=1)
         calls["torch"] = lambda: amla.decode(*tensors, threads=1)
         calls["torch, out and lse given"] = lambda: amla.decode(*tensors, out=out_t, lse=lse_t, threads=1)
+        calls["torch.ops.amla.decode"] = lambda: torch.ops.amla.decode(*tensors, threads=1)
+        calls["torch.ops.amla.decode_out"] = lambda: torch.ops.amla.decode_out(*tensors, out=out_t, lse=lse_t, threads=1)
     for call in calls.values():
         call()
     seconds = medians(calls, 20 * rounds, 20)

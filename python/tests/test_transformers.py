@@ -97,8 +97,16 @@ def test_attention_decides(model: transformers.PreTrainedModel) -> None:
     assert (model(tokens).logits - model(other).logits)[0, -1].abs().max() > 100 * LIMIT
 
 
-@pytest.mark.parametrize("lengths", [(PROMPT,), (PROMPT, 7, 1)], ids=["one", "padded"])
-@pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}, {"num_beams": 2}], ids=["dynamic", "static", "beams"])
+@pytest.mark.parametrize(
+    ("lengths", "options"),
+    [
+        ((PROMPT,), {}),
+        ((PROMPT, 7, 1), {}),
+        ((PROMPT, 7), {"cache_implementation": "static"}),
+        ((PROMPT, 7), {"num_beams": 2}),
+    ],
+    ids=["one", "padded", "static", "beams"],
+)
 def test_tokens(model: transformers.PreTrainedModel, lengths: tuple[int, ...], options: dict[str, Any]) -> None:
     inputs = prompt(*lengths)
     want = generate(model, inputs, **options)
