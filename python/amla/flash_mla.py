@@ -2,8 +2,9 @@
 
     from amla.flash_mla import flash_mla_with_kvcache, get_mla_metadata
 
-Signatures, shapes, results and conventions are those of FlashMLA 1.0.0. More is allowed here: any page size, numbers of heads and
-widths that `amla.decode` has, sparse attention over BF16 and FP16 caches, dense attention over FP8 caches. There is no backward pass.
+Signatures, shapes, results and conventions are those of FlashMLA 1.0.0. More is allowed here: any page size, all widths and
+numbers of heads of `amla.decode`, sparse attention over BF16 and FP16 caches, dense attention over FP8 caches. There is no
+backward pass.
 
 A query that sees no key has an output of 0 and an lse of infinity. lse is natural, and leaves sinks out.
 """
@@ -70,7 +71,8 @@ def flash_mla_with_kvcache(
       softmax_scale: the factor on scores, by default `d ** -0.5`.
       causal: query j of s_q sees the first `len - (s_q - 1 - j)` keys. Not with `indices`.
       is_fp8_kvcache: whether the caches have bytes.
-      indices: int32, `[b, s_q, topk]`, `page * page_size + key in the page`. Negative ones and those beyond the cache are skipped.
+      indices: int32, `[b, s_q, topk]`, `page * page_size + key in the page`. Negative ones, and those beyond the cache, are
+        skipped.
       attn_sink: float32, `[h_q]`, the natural logarithm of another term of each head's sum.
       extra_k_cache, extra_indices_in_kvcache: a second cache, and the keys of it, with the same layouts.
       topk_length, extra_topk_length: int32, `[b]`: how many of the indices count.
@@ -165,7 +167,8 @@ def flash_mla_sparse_fwd(
       topk_length: int32, `[s_q]`: how many of the indices count.
 
     Returns:
-      out of q's dtype, `[s_q, h_q, d_v]`; max_logits, float32, `[s_q, h_q]`, each row's largest score, minus infinity without keys;
+      out of q's dtype, `[s_q, h_q, d_v]`.
+      max_logits, float32, `[s_q, h_q]`: each row's largest score, minus infinity without keys.
       lse, float32, `[s_q, h_q]`.
     """
     # Each query is a request of one position, and kv one page: lse is then [s_q, h_q, 1], contiguous.

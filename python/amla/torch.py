@@ -10,8 +10,8 @@
 | `decode_out(q, kv, ..., out, lse)` | none; it writes `out` and `lse` |
 | `merge(outs, lses, ...)` | out, lse |
 
-Arguments, shapes and results are those of `amla.decode` and `amla.merge`, for tensors on the CPU. Rows of a format that a dtype doesn't
-say are `kv_format` and `kv_scale` here, the arguments of `amla.Rows`. There is no backward pass: PyTorch warns where one is asked for.
+Arguments, shapes and results are those of `amla.decode` and `amla.merge`, for tensors on the CPU. `kv_format` and `kv_scale`, the
+arguments of `amla.Rows`, say how rows of `kv` are stored. There is no backward pass: PyTorch warns where one is asked for.
 """
 
 from __future__ import annotations
@@ -39,9 +39,18 @@ _MODEL1_BYTES = 584
 _ROPE = 64
 
 
-def _decode(q: torch.Tensor, kv: torch.Tensor, *, kv_format: str | None = None, kv_scale: torch.Tensor | None = None, **options: Any):
+def _decode(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    *,
+    kv_format: str | None = None,
+    kv_scale: torch.Tensor | None = None,
+    **options: Any,
+):
     if kv_format is not None:
         kv = amla.Rows(kv, kv_format, kv_scale)
+    elif kv_scale is not None:
+        raise ValueError("kv_scale needs kv_format")
     return amla.decode(q, kv, **options)
 
 

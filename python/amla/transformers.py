@@ -24,7 +24,11 @@ import amla.torch
 __all__ = ["Patch", "patch"]
 
 _NAME = "amla"
-_ATTENTIONS = [("deepseek_v2", "DeepseekV2Attention"), ("deepseek_v3", "DeepseekV3Attention"), ("deepseek_v32", "DeepseekV32Attention")]
+_ATTENTIONS = [
+    ("deepseek_v2", "DeepseekV2Attention"),
+    ("deepseek_v3", "DeepseekV3Attention"),
+    ("deepseek_v32", "DeepseekV32Attention"),
+]
 
 
 class Patch:
@@ -53,8 +57,8 @@ class Patch:
 def patch(model: PreTrainedModel) -> Patch:
     """Has all attention of a DeepSeek model computed by `amla`, until `undo()` of the result.
 
-    Prefill and decode, masks of padding, static caches and `generate` work as before; FP32, BF16 and FP16 models do. Attention weights
-    aren't returned. A token that sees no key, as those of padding, has an output of 0. There is no backward pass.
+    Prefill and decode, masks of padding, static caches and `generate` work as before, in FP32, BF16 and FP16. Attention
+    weights aren't returned. A token that sees no key, as those of padding, has an output of 0. There is no backward pass.
 
     Raises:
       TypeError: the model has other attention, or `kv_b_proj` isn't a plain linear layer.

@@ -153,6 +153,7 @@ def refusals() -> dict[str, tuple[Callable[[], Any], type[Exception], str]]:
         "width": (lambda: decode(q, kv[..., :560]), ValueError, "560"),
         "length": (lambda: decode(q, kv, cache_seqlens=ints(51)), ValueError, "51"),
         "option": (lambda: decode(q, kv, precision="fp64"), ValueError, "fp64"),
+        "scale": (lambda: decode(q, kv, kv_scale=numbers(1, 50, 1)), ValueError, "kv_scale needs kv_format"),
         "kind": (lambda: decode(q, kv, causal=torch.ones(2)), (RuntimeError, TypeError), "causal"),
         "unknown": (lambda: decode(q, kv, scale=1.0), (RuntimeError, TypeError), "scale"),
         "device": (lambda: decode(q.to_sparse(), kv), NotImplementedError, "amla::decode"),

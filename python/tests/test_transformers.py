@@ -158,18 +158,19 @@ def test_the_cache_is_compressed_and_stays_the_models(model: transformers.PreTra
     assert layer.keys.shape == (1, 1, 30, 512) and layer.values.shape == (1, 1, 30, 64)
 
 
-def test_bf16(model: transformers.PreTrainedModel) -> None:
-    """In BF16 the patched model is as near to FP32 as the eager one is."""
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_16_bits(model: transformers.PreTrainedModel, dtype: str) -> None:
+    """The patched model is as near to FP32 as the eager one is."""
     tokens = prompt(84)["input_ids"]
     want = model(tokens).logits
-    rounded = build(type(model).__name__.removesuffix("ForCausalLM")).bfloat16()
+    rounded = build(type(model).__name__.removesuffix("ForCausalLM")).to(getattr(torch, dtype))
     eager = rounded(tokens).logits
     with patch(rounded):
         patched = rounded(tokens).logits
-    assert patched.dtype == torch.bfloat16
-    off = [float((x.float() - want).norm() / want.norm()) for x in (eager, patched)]
-    # In BF16 the indexer of V3.2 names other keys.
-    assert off[1] <= 1.5 * off[0] < 0.5
+    assert patched.dtype == getattr(torch, dtype)
+    # Medians of tokens: rounding has a few go to other experts.
+    off = [float(((x.float() - want).norm(dim=-1) / want.norm(dim=-1)).median()) for x in (eager, patched)]
+    assert off[1] <= 1.1 * off[0] < 0.03
 
 
 def test_undo(model: transformers.PreTrainedModel) -> None:
@@ -217,6 +218,7 @@ def test_refusals(model: transformers.PreTrainedModel) -> None:
 
 
 def test_other_models_are_refused() -> None:
-    config = transformers.LlamaConfig(hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=1, vocab_size=8)
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 8}
+    config = transformers.LlamaConfig(num_hidden_layers=1, num_attention_heads=1, **sizes)
     with pytest.raises(TypeError, match="has no attention of DeepSeek"):
         patch(transformers.LlamaForCausalLM(config))
