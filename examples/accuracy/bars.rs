@@ -132,7 +132,7 @@ pub fn verdicts(experiment: &Experiment, columns: &[Column]) -> String {
 fn unrounded(experiment: &Experiment, columns: &[Column], dtype: Dtype) -> [Bar; 2] {
     let what = format!(
         "{}, inputs in {}, FP32 output",
-        unrounded_label(experiment, Engine::Kernel),
+        unrounded_label(experiment),
         dtype.title()
     );
     let (unit, other): (Vec<_>, Vec<_>) = columns

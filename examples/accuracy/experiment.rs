@@ -271,11 +271,8 @@ impl Experiment {
             .iter()
             .flat_map(|&distribution| (0..self.samples).map(move |index| (distribution, index)))
             .collect();
-        let progress = Progress::new(
-            "accuracy",
-            tasks.len() * (RUNS.len() + Dtype::ALL.len()),
-            true,
-        );
+        let steps = tasks.len() * (RUNS.len() + Dtype::ALL.len());
+        let progress = Progress::new("accuracy", steps);
 
         let measured: Vec<Measured> = pool
             .install(|| {

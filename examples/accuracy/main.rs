@@ -16,7 +16,7 @@ mod report;
 
 use std::process::ExitCode;
 
-use amla_examples::output::{PlotFile, print};
+use amla_examples::output::{PlotFile, print, print_object};
 
 use crate::cli::Cli;
 use crate::experiment::Experiment;
@@ -35,11 +35,11 @@ fn run(cli: &Cli) -> Result<ExitCode, String> {
     if let Some(file) = svg {
         file.write(&plot::draw(&experiment, &results)?)?;
     }
-    let text = if cli.json {
-        report::json(&experiment, &results)
+    if cli.json {
+        print_object(&report::json(&experiment, &results).trim_end())?;
     } else {
-        report::tables(&experiment, &results) + &bars::verdicts(&experiment, &results)
-    };
-    print(&text.trim_end())?;
+        let text = report::tables(&experiment, &results) + &bars::verdicts(&experiment, &results);
+        print(&text.trim_end())?;
+    }
     Ok(ExitCode::SUCCESS)
 }

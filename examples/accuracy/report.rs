@@ -69,12 +69,18 @@ fn unrounded() -> impl Iterator<Item = (Dtype, Engine)> {
     pairs.flat_map(move |dtype| engines.map(|engine| (dtype, engine)))
 }
 
-/// What computes these, in tables.
-pub fn unrounded_label(experiment: &Experiment, engine: Engine) -> String {
-    match engine {
-        Engine::Reference => "plain FP32 in the same order".to_owned(),
-        Engine::Kernel => format!("exact, {}", experiment.engine_name(engine)),
-    }
+/// What computes these: its name, and whose it is.
+fn unrounded_names(experiment: &Experiment, engine: Engine) -> [&'static str; 2] {
+    let name = match engine {
+        Engine::Reference => "plain FP32",
+        Engine::Kernel => "exact",
+    };
+    [name, experiment.engine_name(engine)]
+}
+
+/// The kernel's name for these in what is said of it.
+pub fn unrounded_label(experiment: &Experiment) -> String {
+    unrounded_names(experiment, Engine::Kernel).join(", ")
 }
 
 /// The paper's figure for the same thing, if it has one.
@@ -114,7 +120,9 @@ pub fn tables(experiment: &Experiment, columns: &[Column]) -> String {
             let title = format!("{family} inputs in {}, FP32 output", dtype.title());
             text += &heading(&title, &columns);
             for engine in [Engine::Reference, Engine::Kernel] {
-                text += &row(&unrounded_label(experiment, engine), &columns, &|column| {
+                let [name, group] = unrounded_names(experiment, engine);
+                text += &format!("{group}\n");
+                text += &row(name, &columns, &|column| {
                     column.unrounded(dtype, engine).error
                 });
             }
@@ -123,52 +131,55 @@ pub fn tables(experiment: &Experiment, columns: &[Column]) -> String {
     text
 }
 
+/// A table's title, and the names of its columns.
 fn heading(title: &str, columns: &[&Column]) -> String {
-    let mut text = format!("\n{title:<34}");
-    for column in columns {
-        text += &format!(" {:>9}", column.distribution.name);
-    }
-    text + "\n"
+    let names = columns.iter().map(|column| column.distribution.name);
+    let names: String = names.map(|name| format!(" {name:>9}")).collect();
+    format!("\n{title}\n{:20}{names}\n", "")
 }
 
-fn row(label: &str, columns: &[&Column], error: &dyn Fn(&Column) -> f64) -> String {
-    let mut text = format!("  {label:<32}");
-    for column in columns {
-        text += &format!(" {:>9.2e}", error(column));
-    }
-    text + "\n"
+fn row(name: &str, columns: &[&Column], error: &dyn Fn(&Column) -> f64) -> String {
+    let errors = columns.iter().map(|column| error(column));
+    let errors: String = errors.map(|error| format!(" {error:>9.2e}")).collect();
+    format!("  {name:<18}{errors}\n")
 }
 
+/// Rows of one origin stand below its name.
 fn table(title: &str, format: Format, experiment: &Experiment, columns: &[&Column]) -> String {
     let mut text = heading(title, columns);
-    let mut row = |label: &str, error: &dyn Fn(&Column) -> f64| {
-        text += &row(label, columns, error);
-    };
     let bf16 = format == Format::Bf16;
     if bf16 {
-        row("the paper's Base", &|column| column.distribution.paper_base);
-        row("the paper's AMLA", &|column| column.distribution.paper_amla);
+        text += "the paper\n";
+        text += &row("Base", columns, &|column| column.distribution.paper_base);
+        text += &row("AMLA", columns, &|column| column.distribution.paper_amla);
     }
-    for run in &RUNS {
-        row(&label(experiment, run), &|column| {
-            column.score(run, format).error
-        });
+    for engine in [Engine::Reference, Engine::Kernel] {
+        text += &format!("{}\n", experiment.engine_name(engine));
+        for run in RUNS.iter().filter(|run| run.engine == engine) {
+            text += &row(&run_name(run), columns, &|column| {
+                column.score(run, format).error
+            });
+        }
     }
     if bf16 {
-        row("Golden rounded to BF16", &|column| column.rounding().error);
+        text += "Golden\n";
+        text += &row("rounded to BF16", columns, &|column| {
+            column.rounding().error
+        });
     }
     text
 }
 
-/// A run's name in tables and plots.
-pub fn label(experiment: &Experiment, run: &Run) -> String {
+/// A run's method and precision.
+fn run_name(run: &Run) -> String {
     let precision = match run.precision {
         amla::Precision::Bf16 => String::new(),
         amla::Precision::Bf16x2 => format!(" {}", run.precision_name()),
     };
-    format!(
-        "{}{precision}, {}",
-        run.method.title(),
-        experiment.engine_name(run.engine)
-    )
+    run.method.title().to_owned() + &precision
+}
+
+/// A run's name in plots, and in what is said of it.
+pub fn label(experiment: &Experiment, run: &Run) -> String {
+    format!("{}, {}", run_name(run), experiment.engine_name(run.engine))
 }

@@ -11,6 +11,7 @@ use amla_examples::problem::Case;
 
 use crate::reference;
 use crate::report::Record;
+use crate::tolerance;
 
 /// Time to measure each problem's speed.
 const BUDGET: Duration = Duration::from_millis(500);
@@ -45,7 +46,7 @@ impl<'a> Truth<'a> {
     }
 }
 
-/// Computes the case and compares.
+/// Computes the case and compares. `tolerance` is the command line's, if it has one.
 ///
 /// # Errors
 /// The problem is malformed.
@@ -54,6 +55,7 @@ pub fn evaluate<'a>(
     name: &'a str,
     case: &Case,
     truth: &Truth,
+    tolerance: Option<f64>,
 ) -> Result<Record<'a>, Error> {
     let (o, lse) = solve(engine, case)?;
     Ok(Record {
@@ -65,6 +67,7 @@ pub fn evaluate<'a>(
         dtypes: case.dtypes(),
         threads: engine.threads(),
         reference: truth.name,
+        tolerance: tolerance.unwrap_or_else(|| tolerance::usual(&engine.options, case)),
         error: relative_frobenius(&o, &truth.o),
         base_error: truth.base_error,
         worst: worst(&o, &truth.o),

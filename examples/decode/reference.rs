@@ -8,9 +8,6 @@ use rayon::prelude::*;
 /// Keys per block of Base, as in the paper.
 const BLOCK_N: usize = 512;
 
-/// Operations of a problem that takes long enough to show progress.
-const LONG: f64 = 1e9;
-
 /// Golden's `o` and `lse` in the layout of the case's expected values.
 pub fn golden(case: &Case) -> Result<(Vec<f64>, Vec<f64>), Error> {
     let problem = case.problem();
@@ -40,7 +37,7 @@ fn by_rows<T: Copy + Default + Send>(
     let rows = positions.len() * h_q;
     let mut o = vec![T::default(); rows * d_v];
     let mut lse = vec![T::default(); rows];
-    let progress = Progress::new(what, rows, case.flop() >= LONG);
+    let progress = Progress::new(what, rows);
     o.par_chunks_mut(d_v)
         .zip(&mut lse)
         .enumerate()

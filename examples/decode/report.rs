@@ -7,12 +7,6 @@ use amla_examples::cli::{inputs_name, precision_name, rescale_name};
 use amla_examples::engine::Measurement;
 use serde_json::{Value, json};
 
-/// The largest valid relative Frobenius error of O. Rounding to BF16 alone costs 2e-3.
-const O_LIMIT: f64 = 1e-2;
-/// The largest valid error of an lse, relative to the largest lse or to 1. Rounding to BF16 alone
-/// costs 2e-3.
-const LSE_LIMIT: f64 = 1e-2;
-
 /// One computed problem.
 pub struct Record<'a> {
     pub problem: &'a str,
@@ -25,6 +19,8 @@ pub struct Record<'a> {
     pub threads: usize,
     /// The name of the values that `error`, `base_error` and `worst` compare with.
     pub reference: &'static str,
+    /// The largest valid [`error`](Self::error), and [`relative_lse_error`](Self::relative_lse_error).
+    pub tolerance: f64,
     /// Relative Frobenius error of O.
     pub error: f64,
     /// The same, of Base.
@@ -39,61 +35,73 @@ pub struct Record<'a> {
 }
 
 /// The table's first line.
-pub const HEADER: &str = "problem           backend     rescale       error     base    worst      lse   time, ms   \
-                          GFLOP/s   peak    FU  q/kv[/v]";
+pub const HEADER: &str =
+    "problem          rescale      error   base  worst    lse  time, ms GFLOP/s    FU";
+
+/// The formats of queries, keys and separate values.
+pub fn formats([q, kv, v]: [Option<&str>; 3]) -> String {
+    let named = [("q", q), ("kv", kv), ("v", v)];
+    let named = named.map(|(name, format)| Some(format!("{name} in {}", format?)));
+    named.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
 
 /// What the table's columns mean.
-pub const LEGEND: &str = "error, base: relative Frobenius error of O (FP32) by AMLA and by Base, against the problem's \
-                          expected values or Golden\n\
-                          worst, lse: largest absolute error of an element of O, and of lse\n\
-                          FU: GFLOP/s against the peak of the backend's own multiply-add, measured in turn with it\n\
-                          q/kv[/v]: the formats of queries, keys and separate values";
+pub const LEGEND: &str = "\
+error, base: relative Frobenius error of O (FP32) by AMLA and by Base, against the problem's expected values or Golden
+worst, lse: largest absolute error of an element of O, and of lse
+FU: GFLOP/s against the peak of the backend's own multiply-add, measured in turn with it";
 
 impl fmt::Display for Record<'_> {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let m = &self.measured;
-        let dtypes: Vec<_> = self.dtypes.into_iter().flatten().collect();
         let lse = self
             .lse_error
             .map_or_else(|| "-".to_owned(), |e| format!("{e:.1e}"));
         write!(
             f,
-            "{:<17} {:<11} {:<11} {:>7.2e} {:>8.2e} {:>8.1e} {lse:>8} {:>10.3} {:>9.1} {:>6.1} {:>5.2}  {}",
+            "{:<16} {:<11} {:>6.1e} {:>6.1e} {:>6.1e} {lse:>6} {:>9.3} {:>7.1} {:>5.2}",
             self.problem,
-            self.options.backend.id().name(),
             rescale_name(self.options.rescale),
             self.error,
             self.base_error,
             self.worst,
             m.seconds * 1e3,
             m.gflops,
-            m.peak_gflops,
             m.utilization,
-            dtypes.join("/"),
         )
     }
 }
 
 impl Record<'_> {
-    /// One line for each result that is off by more than its limit.
+    /// Largest absolute error of an lse, relative to the largest of them or to 1.
+    fn relative_lse_error(&self) -> Option<f64> {
+        Some(self.lse_error? / self.largest_lse.max(1.0))
+    }
+
+    /// One line for each result that is off by more than the tolerance.
     pub fn differences(&self) -> Vec<String> {
-        let line = |result, error, kind, limit| {
-            let rescale = rescale_name(self.options.rescale);
-            format!(
-                "{}, {rescale}: {result} is off by {error:.2e} ({kind}), the limit is {limit:.1e}",
-                self.problem
-            )
+        let (tolerance, rescale) = (self.tolerance, rescale_name(self.options.rescale));
+        let reference = match self.reference {
+            "expected" => "the expected values",
+            _ => "Golden",
         };
-        let mut lines = Vec::new();
-        if self.error > O_LIMIT {
-            let kind = "relative Frobenius error";
-            lines.push(line("o", self.error, kind, O_LIMIT));
-        }
-        let limit = LSE_LIMIT * self.largest_lse.max(1.0);
-        if let Some(error) = self.lse_error.filter(|&error| error > limit) {
-            lines.push(line("lse", error, "largest absolute error", limit));
-        }
-        lines
+        let errors = [
+            ("o", "relative Frobenius error", Some(self.error)),
+            (
+                "lse",
+                "largest error over largest lse",
+                self.relative_lse_error(),
+            ),
+        ];
+        let over = errors.into_iter().filter_map(|(result, kind, error)| {
+            let error = error.filter(|&error| error.is_nan() || error > tolerance)?;
+            Some(format!(
+                "{}, {rescale}: {result} differs from {reference} by {error:.2e} ({kind}), \
+                 more than the tolerance of {tolerance:.2e}",
+                self.problem
+            ))
+        });
+        over.collect()
     }
 
     /// The record as one object; null for infinities.
@@ -119,6 +127,7 @@ impl Record<'_> {
             "d_qk": s.d_qk,
             "d_v": s.d_v,
             "reference": self.reference,
+            "tolerance": self.tolerance,
             "error": self.error,
             "base_error": self.base_error,
             "worst": self.worst,

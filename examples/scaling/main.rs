@@ -14,7 +14,7 @@ mod schedule;
 use std::process::ExitCode;
 
 use amla::Options;
-use amla_examples::output::{PlotFile, print};
+use amla_examples::output::{PlotFile, print, print_object};
 use amla_examples::progress::Progress;
 
 use crate::cli::Cli;
@@ -37,7 +37,7 @@ fn run(cli: &Cli) -> Result<ExitCode, String> {
     line(&header(cli, &options, &pool))?;
     let shapes = cli.shapes();
     let workers = cli.workers();
-    let progress = Progress::new("measuring", shapes.len() * workers.len(), true);
+    let progress = Progress::new("measuring", shapes.len() * workers.len());
     let mut points = Vec::new();
     for shape in shapes {
         let mut bench = Bench::new(shape, options, cli.repetitions)?;
@@ -59,7 +59,7 @@ fn run(cli: &Cli) -> Result<ExitCode, String> {
                     bandwidth_limited: bandwidth.is_some(),
                 };
                 if cli.json {
-                    print(&point.json())?;
+                    print_object(&point.json())?;
                 }
                 points.push(point);
             }
@@ -82,12 +82,13 @@ fn run(cli: &Cli) -> Result<ExitCode, String> {
 }
 
 const HEADER: &str =
-    "threads  split  tasks  split on one    time us  speed-up  efficiency  with memory's limit";
+    "                       split on                                    with memory's
+threads  split   tasks   one, %  time, us  speed-up efficiency, %          limit";
 
 fn row(steps: &Steps, [free, limited]: [&Point; 2], measured: &str) -> String {
     let split = steps.every.map_or("-".to_owned(), |keys| keys.to_string());
     format!(
-        "{:>7} {:>6} {:>6} {:>+11.1} % {:>10.1} {:>9.2} {:>10.1} % {:>15.2}{}",
+        "{:>7} {:>6} {:>7} {:>+8.1} {:>9.1} {:>9.2} {:>13.1} {:>14.2}{}",
         free.workers,
         split,
         free.tasks,

@@ -234,7 +234,7 @@ impl Bench {
             times.push(medians[1]);
         }
         Ok(format!(
-            "   measured {:.1} us, speed-up {:.2}; of a loop in registers {:.2}",
+            "\n        measured: {:.1} us, speed-up {:.2}; of a loop in registers {:.2}",
             quantile(&mut times, 0.5) * 1e6,
             quantile(&mut gains, 0.5),
             quantile(&mut peaks, 0.5),

@@ -28,16 +28,17 @@ mod host;
 
 use std::fs;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use amla::{Backend, BackendId, Error};
 use amla_examples::cli::{self, backends, processors, within};
-use amla_examples::output::print;
+use amla_examples::output::{print, print_object, tell};
+use amla_examples::progress::Progress;
 use clap::Parser;
 use peak_alloc::PeakAlloc;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crew::Crew;
 use host::{Bits, Laid};
@@ -151,20 +152,45 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     let threads = args.threads.unwrap_or_else(processors);
     let start = Instant::now();
     let report = soak(args, &backends, threads, start);
-    print(&show(args, threads, start.elapsed(), &report))?;
+    let elapsed = start.elapsed().as_secs_f64();
+    if args.json {
+        print_object(&object(args, threads, elapsed, &report))?;
+    } else {
+        print(&text(threads, elapsed, &report))?;
+    }
     Ok(ExitCode::from(u8::from(report.failed())))
 }
 
+/// The time to run for.
+struct Time {
+    start: Instant,
+    seconds: f64,
+    progress: Progress,
+}
+
+impl Time {
+    /// Whether it is over. Shows how much of it is.
+    fn is_over(&self) -> bool {
+        let fraction = self.start.elapsed().as_secs_f64() / self.seconds;
+        self.progress.reach(fraction);
+        fraction >= 1.0
+    }
+}
+
 fn soak(args: &Args, backends: &[Backend], threads: usize, start: Instant) -> Report {
-    let end = start + Duration::from_secs_f64(args.seconds);
+    let time = Time {
+        start,
+        seconds: args.seconds,
+        progress: Progress::new("soak", 0),
+    };
     let mut report = Report::default();
     let mut crew = Crew::new(threads, args.seed);
-    while report.generations == 0 || Instant::now() < end {
+    while report.generations == 0 || !time.is_over() {
         let first = report.generations * GENERATION;
         let recipes: Vec<Recipe> = (first..first + GENERATION)
             .map(|number| Recipe::new(args.seed, number, backends))
             .collect();
-        generation(args.seed, &recipes, &mut crew, end, &mut report);
+        generation(args.seed, &recipes, &mut crew, &time, &mut report);
         drop(recipes);
         report.generations += 1;
         let own = crew.bytes() + report.resident.capacity() * size_of::<u64>();
@@ -175,8 +201,8 @@ fn soak(args: &Args, backends: &[Backend], threads: usize, start: Instant) -> Re
     report
 }
 
-/// Runs one generation of problems, at most until `end`.
-fn generation(seed: u64, recipes: &[Recipe], crew: &mut Crew, end: Instant, report: &mut Report) {
+/// Runs one generation of problems, at most for that time.
+fn generation(seed: u64, recipes: &[Recipe], crew: &mut Crew, time: &Time, report: &mut Report) {
     let laid: Vec<Laid> = recipes.iter().map(Recipe::laid).collect();
     let stored: Vec<_> = recipes
         .iter()
@@ -196,7 +222,7 @@ fn generation(seed: u64, recipes: &[Recipe], crew: &mut Crew, end: Instant, repo
     }
     let mut rng = ChaCha8Rng::seed_from_u64(seed ^ report.generations);
     for _ in 0..GENERATION * ROUNDS {
-        if alive.is_empty() || Instant::now() >= end {
+        if alive.is_empty() || time.is_over() {
             return;
         }
         let (i, answer) = &alive[rng.random_range(0..alive.len())];
@@ -211,14 +237,20 @@ fn generation(seed: u64, recipes: &[Recipe], crew: &mut Crew, end: Instant, repo
         if bits > 0 {
             report.differing[0] += 1;
             report.differing[1] += bits;
-            eprintln!("soak: {bits} bits differ, seed {seed}, {recipe:?}");
+            tell(
+                "error",
+                &format!("{bits} bits differ, seed {seed}, {recipe:?}"),
+            );
         }
     }
 }
 
 fn refused(seed: u64, recipe: &Recipe, error: Error, report: &mut Report) {
     report.refused += 1;
-    eprintln!("soak: refused: {error}; seed {seed}, {recipe:?}");
+    tell(
+        "error",
+        &format!("refused: {error}; seed {seed}, {recipe:?}"),
+    );
 }
 
 /// Resident bytes of the process, on Linux.
@@ -231,7 +263,29 @@ fn resident() -> Option<u64> {
     Some(kib << 10)
 }
 
-fn show(args: &Args, threads: usize, elapsed: Duration, report: &Report) -> String {
+fn object(args: &Args, threads: usize, seconds: f64, report: &Report) -> Value {
+    let [differing_runs, differing_bits] = report.differing;
+    json!({
+        "seed": args.seed,
+        "backend": args.backend.map(BackendId::name),
+        "threads": threads,
+        "seconds": seconds,
+        "generations": report.generations,
+        "problems": report.problems,
+        "runs": report.runs,
+        "tasks": report.tasks,
+        "differing_runs": differing_runs,
+        "differing_bits": differing_bits,
+        "refused": report.refused,
+        "allocated_first_last": report.allocated,
+        "resident_start": report.resident.first(),
+        "resident_end": report.resident.last(),
+        "resident_most_in_quarters": report.quarters(),
+        "failed": report.failed(),
+    })
+}
+
+fn text(threads: usize, seconds: f64, report: &Report) -> String {
     let Report {
         generations,
         problems,
@@ -239,55 +293,33 @@ fn show(args: &Args, threads: usize, elapsed: Duration, report: &Report) -> Stri
         tasks,
         differing: [differing_runs, differing_bits],
         refused,
-        allocated,
-        ref resident,
+        ..
     } = *report;
-    let [start, end] = [resident.first(), resident.last()];
-    let quarters = report.quarters();
-    let seconds = elapsed.as_secs_f64();
-    if args.json {
-        return json!({
-            "seed": args.seed,
-            "backend": args.backend.map(BackendId::name),
-            "threads": threads,
-            "seconds": seconds,
-            "generations": generations,
-            "problems": problems,
-            "runs": runs,
-            "tasks": tasks,
-            "differing_runs": differing_runs,
-            "differing_bits": differing_bits,
-            "refused": refused,
-            "allocated_first_last": allocated,
-            "resident_start": start,
-            "resident_end": end,
-            "resident_most_in_quarters": quarters,
-            "failed": report.failed(),
-        })
-        .to_string();
-    }
     let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / 1048576.0);
-    let memory = match (start, end) {
-        (Some(&start), Some(&end)) => {
-            format!("{} at the start, {} at the end", mib(start), mib(end))
-        }
-        _ => "unknown".into(),
-    };
-    let quarters = quarters.map_or(String::new(), |[second, last]| {
+    let mut lines = vec![
         format!(
-            "; at most {} in the second quarter, {} in the last",
+            "{seconds:.1} s, {threads} threads: {problems} problems in {generations} generations"
+        ),
+        format!("{runs} runs of {tasks} tasks"),
+        format!("differing bits: {differing_bits}, in {differing_runs} runs; refused: {refused}"),
+    ];
+    lines.extend(report.allocated.map(|[first, last]| {
+        format!("allocated: {first} bytes after the first generation, {last} after the last")
+    }));
+    if let (Some(&start), Some(&end)) = (report.resident.first(), report.resident.last()) {
+        lines.push(format!(
+            "resident memory: {} at the start, {} at the end",
+            mib(start),
+            mib(end)
+        ));
+    }
+    lines.extend(report.quarters().map(|[second, last]| {
+        format!(
+            "at most {} in the second quarter, {} in the last",
             mib(second),
-            mib(last),
+            mib(last)
         )
-    });
-    let allocated = allocated.map_or(String::new(), |[first, last]| {
-        format!("allocated: {first} bytes after the first generation, {last} after the last\n")
-    });
-    let grew = if report.grew() { "\nmemory GREW" } else { "" };
-    format!(
-        "{seconds:.1} s, {threads} threads: {problems} problems in {generations} generations, \
-         {runs} runs of {tasks} tasks\n\
-         differing bits: {differing_bits}, in {differing_runs} runs; refused: {refused}\n\
-         {allocated}resident memory: {memory}{quarters}{grew}"
-    )
+    }));
+    lines.extend(report.grew().then(|| "memory GREW".to_owned()));
+    lines.join("\n")
 }

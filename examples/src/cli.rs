@@ -7,12 +7,14 @@ use amla::{Backend, BackendId, Inputs, Precision, Rescale};
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use clap::{Args, Parser};
 
-use crate::output::tell;
+use crate::output::{columns, tell};
 
 /// Parses the command line and runs the program. An error of either is one line on standard
-/// error, and exit code 2.
+/// error, `error: ` and what is wrong, and exit code 2.
 pub fn main<A: Parser>(run: impl FnOnce(&A) -> Result<ExitCode, String>) -> ExitCode {
-    let result = match A::try_parse() {
+    let command = A::command().term_width(columns());
+    let parsed = command.try_get_matches();
+    let result = match parsed.and_then(|mut matches| A::from_arg_matches_mut(&mut matches)) {
         Ok(args) => run(&args),
         Err(e) if !e.use_stderr() => e.exit(),
         Err(e) => {
@@ -91,7 +93,7 @@ pub fn within(max: u64) -> RangedU64ValueParser<usize> {
 }
 
 /// Parses one of `values` by its name.
-fn named<T: Copy + Send + Sync + 'static, const N: usize>(
+pub fn named<T: Copy + Send + Sync + 'static, const N: usize>(
     values: [T; N],
     name: fn(T) -> &'static str,
 ) -> impl TypedValueParser<Value = T> {

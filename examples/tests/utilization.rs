@@ -54,6 +54,9 @@ fn tables_and_plot_are_complete() {
     let arguments = [
         "--context",
         "192",
+        // The paper has figures of it.
+        "--context",
+        "1024",
         "--threads",
         "1",
         "--skinny",
@@ -61,6 +64,7 @@ fn tables_and_plot_are_complete() {
         shown,
     ];
     let text = printed("utilization", &[&arguments[..], &SHORT].concat());
+    common::fits(&text);
     let rows = |start: &str| {
         let table = text
             .split(start)
@@ -97,6 +101,14 @@ fn tables_and_plot_are_complete() {
     }
     let svg = fs::read_to_string(&path).unwrap();
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+    let texts: Vec<_> = svg.lines().collect();
+    let shows = |text: &str| assert!(texts.contains(&text), "the plot lacks {text}");
+    // The same figures: of each cell FU, and the roofline's title.
+    let cells = rows("\ns_q ");
+    assert_eq!(cells.len(), 4);
+    cells.iter().for_each(|cell| shows(&cell[5]));
+    let title = text.lines().find(|line| line.starts_with("Roofline: "));
+    shows(title.unwrap());
     for name in [
         "MHA (1)",
         "GQA (8)",

@@ -3,6 +3,7 @@
 use amla::{Options, ProblemShape};
 use amla_examples::cli::{precision_name, rescale_name};
 use amla_examples::engine::Measurement;
+use amla_examples::output::percent;
 use amla_examples::paper::{self, Figure};
 use serde_json::{Value, json};
 
@@ -25,14 +26,15 @@ pub struct Cell {
 
 /// The first lines of the paper's table.
 pub const TABLE_HEADER: &str =
-    "                                                                 Ascend 910      GPU, FlashMLA
-s_q    s_k    time, ms   GFLOP/s     peak      FU    quartiles      us      FU      us      FU";
+    "                                                          Ascend 910         GPU
+s_q    s_k  time, ms GFLOP/s    peak  FU, %   quartiles     us FU, %    us FU, %";
 
 /// An explanation of the tables' columns.
 pub const LEGEND: &str = "
 time, GFLOP/s, peak, FU: medians; FLOP are 2 b h_q s_q s_k (d_qk + d_v), the paper's count, also for bf16x2
 peak: the backend's own multiply-add in registers, on all threads at once, in turn with the kernel
-FU: each run against the mean of the two peaks beside it (so not quite GFLOP/s over peak)";
+FU: each run against the mean of the two peaks beside it (so not quite GFLOP/s over peak)
+Ascend 910, GPU: the paper's figures of AMLA and of FlashMLA";
 
 impl Cell {
     /// FLOP per byte of KV cache.
@@ -55,44 +57,42 @@ impl Cell {
 
     /// A line of the paper's table.
     pub fn table_row(&self) -> String {
-        let (shape, m) = (self.shape, &self.measured);
-        let [q1, q3] = m.quartiles;
         let figure = |figure: Option<Figure>| {
             figure.map_or_else(
-                || format!("{:>8}{:>8}", "-", "-"),
-                |f| format!("{:>8}{:>8}", f.microseconds, percent(f.utilization)),
+                || format!("{:>6}{:>6}", "-", "-"),
+                |f| format!("{:>6}{:>6}", f.microseconds, percent(f.utilization)),
             )
         };
-        let paper = paper::figures(&shape);
+        let paper = paper::figures(&self.shape);
         format!(
-            "{:>3} {:>6} {:>11.3} {:>9.1} {:>8.1} {:>7}  {:>5.1}..{:<5.1}{}{}",
-            shape.s_q,
-            shape.s_k,
-            m.seconds * 1e3,
-            m.gflops,
-            m.peak_gflops,
-            percent(m.utilization),
-            q1 * 100.0,
-            q3 * 100.0,
+            "{:>3} {:>6} {}{}{}",
+            self.shape.s_q,
+            self.shape.s_k,
+            self.speed(),
             figure(paper.map(|figures| figures.ascend)),
             figure(paper.map(|figures| figures.gpu)),
         )
     }
 
-    /// A line of the table of 1 to 64 heads.
-    pub fn skinny_row(&self) -> String {
+    /// Time, speed, peak, FU and its quartiles, in both tables.
+    fn speed(&self) -> String {
         let m = &self.measured;
-        let [q1, q3] = m.quartiles;
+        let [q1, q3] = m.quartiles.map(percent);
         format!(
-            "{:>3} {:>6} {:>11.3} {:>9.1} {:>8.1} {:>7}  {:>5.1}..{:<5.1}{:>6.1}{:>10.1} {:>9.1} {:>9}",
-            self.shape.h_q,
-            self.shape.s_q,
+            "{:>9.3} {:>7.1} {:>7.1} {:>6} {q1:>5}..{q3:<5}",
             m.seconds * 1e3,
             m.gflops,
             m.peak_gflops,
             percent(m.utilization),
-            q1 * 100.0,
-            q3 * 100.0,
+        )
+    }
+
+    /// A line of the table of 1 to 64 heads.
+    pub fn skinny_row(&self) -> String {
+        format!(
+            "{:>3} {}{:>6.1} {:>9.1} {:>7.1} {:>6}",
+            self.shape.h_q,
+            self.speed(),
             self.read_gbs,
             self.intensity(),
             self.bound(),
@@ -142,11 +142,12 @@ impl Cell {
 pub fn skinny_header(caches: &Caches) -> String {
     format!(
         "
-1 to 64 heads at context 4096. Calls take turns over the KV caches of {} batches, {:.2} GiB in total and at
-least twice the last-level cache: keys come from memory. GB/s: plain reads of them, the mean of before and
-after each row; bound = min(peak, GB/s x FLOP/byte)
+1 to 64 heads at context 4096. Calls take turns over the KV caches of {} batches, {:.2} GiB in total and at least \
+twice the last-level cache: keys come from memory. GB/s: plain reads of them, the mean of before and after each row; \
+bound = min(peak, GB/s x FLOP/byte)
 
-h_q    s_q    time, ms   GFLOP/s     peak      FU    quartiles   GB/s FLOP/byte     bound  of bound",
+                                                                            % of
+h_q  time, ms GFLOP/s    peak  FU, %   quartiles   GB/s FLOP/byte   bound  bound",
         caches.batches(),
         gib(size_of_val(caches.elements())),
     )
@@ -166,9 +167,4 @@ pub fn growth(cells: &[Cell]) -> Vec<String> {
             ))
         })
         .collect()
-}
-
-/// In percent, to a tenth.
-pub fn percent(fraction: f64) -> String {
-    format!("{:.1} %", fraction * 100.0)
 }

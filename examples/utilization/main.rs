@@ -21,12 +21,13 @@ use std::time::Duration;
 use amla::{Options, ProblemShape};
 use amla_examples::cli::{precision_name, rescale_name};
 use amla_examples::engine::Engine;
+use amla_examples::progress::Progress;
 
 use crate::cell::Cell;
 use crate::cli::Cli;
 use crate::inputs::{Caches, Inputs};
 use crate::output::Output;
-use crate::roofline::{Bandwidth, VARIANTS};
+use crate::roofline::{Bandwidth, Roofline, VARIANTS};
 use crate::shapes::{CONTEXT, flop, shape};
 
 /// Query heads of the table of 1 to 64 heads.
@@ -60,7 +61,16 @@ fn run(cli: &Cli) -> Result<ExitCode, String> {
 
     let far = Caches::beyond_the_processor(&inputs, CONTEXT, cli.batch);
     let bandwidth = Bandwidth::measure(far.elements(), threads);
+    // JSON has no roofline: each of its lines has its own bound.
+    let draws_roofline = !cli.json || cli.svg.is_some();
+    let cells = [
+        (true, table.len()),
+        (cli.skinny, SKINNY.len()),
+        (draws_roofline, VARIANTS.len()),
+    ];
+    let cells = cells.iter().filter(|(measured, _)| *measured);
     let mut bench = Bench {
+        progress: Progress::new("measuring", cells.map(|(_, cells)| cells).sum()),
         engine,
         budget: Duration::from_secs_f64(cli.seconds),
         bandwidth,
@@ -90,8 +100,7 @@ fn run(cli: &Cli) -> Result<ExitCode, String> {
         }
     }
 
-    // JSON has no roofline: each of its lines has its own bound.
-    if !cli.json || cli.svg.is_some() {
+    if draws_roofline {
         let mut points = Vec::new();
         for variant in &VARIANTS {
             let shape = ProblemShape {
@@ -100,12 +109,11 @@ fn run(cli: &Cli) -> Result<ExitCode, String> {
             };
             points.push((variant, bench.cell(shape, "roofline", &far)?));
         }
-        output.line(&roofline::report(&bench.bandwidth, threads, &points))?;
+        let roofline = Roofline::new(bench.bandwidth, threads, &points);
+        output.line(&roofline.report())?;
         let figure = plot::Figure {
             title: bench.title(),
-            bandwidth: bench.bandwidth,
-            threads,
-            points: &points,
+            roofline: &roofline,
             skinny: &skinny,
             cells: &cells,
         };
@@ -117,6 +125,7 @@ fn run(cli: &Cli) -> Result<ExitCode, String> {
 
 /// Measures cells.
 struct Bench {
+    progress: Progress,
     engine: Engine,
     budget: Duration,
     bandwidth: Bandwidth,
@@ -150,6 +159,7 @@ impl Bench {
             }
         }
         .map_err(|e| e.to_string())?;
+        self.progress.step();
         Ok(Cell {
             shape,
             table,

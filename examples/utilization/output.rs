@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use amla_examples::output::{PlotFile, try_print};
+use amla_examples::output::{PlotFile, columns, try_print, wrapped};
 
 use crate::cell::Cell;
 use crate::cli::Cli;
@@ -31,7 +31,10 @@ impl<'a> Output<'a> {
     /// # Errors
     /// Standard output fails.
     pub fn line(&mut self, line: &dyn Display) -> Result<(), String> {
-        if self.json { Ok(()) } else { self.print(line) }
+        if self.json {
+            return Ok(());
+        }
+        self.print(&wrapped(&line.to_string(), columns()))
     }
 
     /// A cell, in JSON or as a line of a table by `row`.

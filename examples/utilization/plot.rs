@@ -2,14 +2,14 @@
 
 use std::fmt::Display;
 
+use amla_examples::output::percent;
 use amla_examples::paper;
 use plotters::coord::{CoordTranslate, Shift};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::cell::Cell;
-use crate::roofline::{self, Bandwidth, VARIANTS, Variant};
-use crate::shapes::intensity;
+use crate::roofline::{Bandwidth, Roofline};
 
 const SIZE: (u32, u32) = (1280, 1060);
 const HEADER: i32 = 44;
@@ -32,10 +32,8 @@ type Bars = (&'static str, RGBColor, fn(&Cell) -> Option<f64>);
 /// The contents of the plot.
 pub struct Figure<'a> {
     pub title: String,
-    pub bandwidth: Bandwidth,
-    pub threads: usize,
-    /// On the roofline, large.
-    pub points: &'a [(&'a Variant, Cell)],
+    /// Its points are large.
+    pub roofline: &'a Roofline<'a>,
     /// On the roofline, small.
     pub skinny: &'a [Cell],
     /// The bars.
@@ -68,26 +66,24 @@ fn text(error: impl Display) -> String {
 }
 
 fn draw_roofline(figure: &Figure, area: &Area) -> Drawn<()> {
+    let Figure {
+        roofline, skinny, ..
+    } = figure;
     let Bandwidth {
         one_thread,
         all_threads,
-    } = figure.bandwidth;
-    let measured = || figure.points.iter().map(|(_, cell)| cell);
-    let peak = roofline::peak(measured().chain(figure.skinny));
+    } = roofline.bandwidth;
+    let peak = roofline.peak();
+    let points = || roofline.points.iter().map(|(_, cell)| cell);
     let (left, right) = (0.5, 1024.0);
-    let reached = measured().chain(figure.skinny).map(|c| c.measured.gflops);
+    let reached = points().chain(*skinny).map(|c| c.measured.gflops);
     let low = reached.fold(one_thread.min(all_threads) * left, f64::min);
     // Whole decades, and room for names above the roof.
     let low = 10_f64.powf(low.log10().floor());
     let high = 10_f64.powf((peak * 2.0).log10().ceil());
 
     let mut chart = ChartBuilder::on(area)
-        .caption(
-            format!(
-                "Roofline: reads {all_threads:.1} GB/s, peak {peak:.0} GFLOP/s; context 4096, keys from memory"
-            ),
-            ("sans-serif", 18),
-        )
+        .caption(roofline.title(), ("sans-serif", 18))
         .margin_left(12)
         .margin_right(24)
         .x_label_area_size(52)
@@ -108,21 +104,19 @@ fn draw_roofline(figure: &Figure, area: &Area) -> Drawn<()> {
         .map_err(text)?;
 
     let roof = |gbs: f64, style: ShapeStyle| {
-        let points = [left, (peak / gbs).clamp(left, right), right];
-        let points = points.map(|x| (x, (gbs * x).min(peak)));
+        let points = [left, roofline.ridge(gbs).clamp(left, right), right];
+        let points = points.map(|x| (x, roofline.bound(gbs, x)));
         std::iter::once(PathElement::new(points, style))
     };
     let dash = |style| move |(x, y)| PathElement::new([(x, y), (x + 22, y)], style);
     let dot = |size, style| move |(x, y)| Circle::new((x + 11, y), size, style);
 
     let (thin, thick) = (GREY.stroke_width(1), BLACK.stroke_width(2));
-    if figure.threads > 1 {
+    if let Some(label) = roofline.one_thread() {
         chart
             .draw_series(roof(one_thread, thin))
             .map_err(text)?
-            .label(format!(
-                "with the bandwidth of one thread, {one_thread:.1} GB/s"
-            ))
+            .label(label)
             .legend(dash(thin));
     }
     chart
@@ -131,12 +125,10 @@ fn draw_roofline(figure: &Figure, area: &Area) -> Drawn<()> {
         .label("min(peak, bandwidth x FLOP per byte)")
         .legend(dash(thick));
 
-    let allowed = VARIANTS.map(|variant| {
-        let x = intensity(&variant.shape);
-        (variant, (x, (all_threads * x).min(peak)))
-    });
+    // Where the table has them: by the reads and the peak beside each, so not quite on the roof.
+    let bound = |cell: &Cell| (cell.intensity(), cell.bound());
     chart
-        .draw_series(allowed.iter().map(|&(_, at)| Circle::new(at, 5, thick)))
+        .draw_series(points().map(|cell| Circle::new(bound(cell), 5, thick)))
         .map_err(text)?
         .label("bounds of MHA, GQA and MLA")
         .legend(dot(5, thick));
@@ -147,22 +139,24 @@ fn draw_roofline(figure: &Figure, area: &Area) -> Drawn<()> {
             color.filled(),
         )
     };
-    if !figure.skinny.is_empty() {
+    if !skinny.is_empty() {
         chart
-            .draw_series(figure.skinny.iter().map(|cell| reached(cell, 4, BLUE)))
+            .draw_series(skinny.iter().map(|cell| reached(cell, 4, BLUE)))
             .map_err(text)?
             .label("reached by MLA with 1 to 64 heads")
             .legend(dot(4, BLUE.filled()));
     }
     chart
-        .draw_series(measured().map(|cell| reached(cell, 6, VERMILION)))
+        .draw_series(points().map(|cell| reached(cell, 6, VERMILION)))
         .map_err(text)?
         .label("reached by MHA, GQA and MLA")
         .legend(dot(6, VERMILION.filled()));
 
-    let names = allowed.iter().enumerate().map(|(index, &(variant, at))| {
-        let name = format!("{} ({:.0})", variant.name, at.0);
-        let text = if at.1 < peak {
+    let named = roofline.points.iter().enumerate();
+    let names = named.map(|(index, (variant, cell))| {
+        let name = format!("{} ({:.0})", variant.name, cell.intensity());
+        let at = bound(cell);
+        let text = if cell.intensity() < roofline.ridge(all_threads) {
             Text::new(name, (-10, -4), font(HPos::Right, VPos::Bottom))
         } else {
             // Neighbours at different heights.
@@ -195,7 +189,7 @@ fn draw_bars(cells: &[Cell], area: &Area) -> Drawn<()> {
     // A cell is 1 wide, 0.8 of it bars; less than 6 cells don't fill the width. The legend is above 1.
     let mut chart = ChartBuilder::on(area)
         .caption(
-            "FU: fraction of the peak that is reached",
+            "FU: percent of the peak that is reached",
             ("sans-serif", 18),
         )
         .margin_top(18)
@@ -233,8 +227,7 @@ fn draw_bars(cells: &[Cell], area: &Area) -> Drawn<()> {
     let ours = cells.iter().enumerate().map(|(index, cell)| {
         let fu = cell.measured.utilization;
         let at = (index as f64 + 0.1 + width / 2.0, fu);
-        let figure = format!("{:.0}", fu * 100.0);
-        EmptyElement::at(at) + Text::new(figure, (0, -4), font(HPos::Center, VPos::Bottom))
+        EmptyElement::at(at) + Text::new(percent(fu), (0, -4), font(HPos::Center, VPos::Bottom))
     });
     chart.draw_series(ours).map_err(text)?;
 

@@ -1,16 +1,16 @@
 //! The roofline: read bandwidth, the paper's kinds of attention and the bound that follows from both.
 
 use std::array::from_fn;
-use std::fmt::Write;
 use std::hint::black_box;
 use std::thread;
 use std::time::Instant;
 
 use amla::ProblemShape;
 use amla_examples::engine::quantile;
+use amla_examples::output::percent;
 use half::bf16;
 
-use crate::cell::{Cell, percent};
+use crate::cell::Cell;
 use crate::shapes::{CONTEXT, shape};
 
 /// Passes over the memory in each way of reading; their median counts, as for the kernel.
@@ -110,39 +110,74 @@ impl Variant {
     }
 }
 
-/// The highest peak beside any of the cells.
-pub fn peak<'a>(cells: impl IntoIterator<Item = &'a Cell>) -> f64 {
-    let peaks = cells.into_iter().map(|cell| cell.measured.peak_gflops);
-    peaks.fold(0.0, f64::max)
+/// The measured roofline: what the report prints and the plot draws.
+pub struct Roofline<'a> {
+    pub bandwidth: Bandwidth,
+    pub threads: usize,
+    /// The highest peak beside any of the points, in GFLOP/s.
+    peak: f64,
+    /// A cell of each variant.
+    pub points: &'a [(&'a Variant, Cell)],
 }
 
-/// The table of all variants.
-pub fn report(bandwidth: &Bandwidth, threads: usize, points: &[(&Variant, Cell)]) -> String {
-    let peak = peak(points.iter().map(|(_, cell)| cell));
-    let mut text = format!(
-        "
-Roofline on {threads} thread{}: peak {peak:.1} GFLOP/s, reads {:.1} GB/s (one thread alone: {:.1})
-bound = min(peak, reads x FLOP/byte); reached: context {CONTEXT}, keys from memory
-
-variant           q heads  kv heads  s_q  FLOP/byte     bound   reached  of bound",
-        if threads == 1 { "" } else { "s" },
-        bandwidth.all_threads,
-        bandwidth.one_thread,
-    );
-    for (variant, cell) in points {
-        write!(
-            text,
-            "\n{:<17} {:>7} {:>9} {:>4} {:>10.0} {:>9.1} {:>9.1} {:>9}",
-            variant.name,
-            cell.shape.h_q,
-            cell.shape.h_kv,
-            cell.shape.s_q,
-            cell.intensity(),
-            cell.bound(),
-            cell.measured.gflops,
-            percent(cell.of_bound()),
-        )
-        .expect("a string has room");
+impl<'a> Roofline<'a> {
+    pub fn new(bandwidth: Bandwidth, threads: usize, points: &'a [(&'a Variant, Cell)]) -> Self {
+        let peaks = points.iter().map(|(_, cell)| cell.measured.peak_gflops);
+        Self {
+            bandwidth,
+            threads,
+            peak: peaks.fold(0.0, f64::max),
+            points,
+        }
     }
-    text
+
+    /// The bound at an intensity, in GFLOP/s.
+    pub fn bound(&self, gbs: f64, intensity: f64) -> f64 {
+        (gbs * intensity).min(self.peak)
+    }
+
+    /// The intensity from which on the peak is the bound.
+    pub fn ridge(&self, gbs: f64) -> f64 {
+        self.peak / gbs
+    }
+
+    pub fn peak(&self) -> f64 {
+        self.peak
+    }
+
+    /// Bandwidth and peak, as the report's and the plot's first line.
+    pub fn title(&self) -> String {
+        format!(
+            "Roofline: reads {:.1} GB/s, peak {:.1} GFLOP/s; context {CONTEXT}, keys from memory",
+            self.bandwidth.all_threads, self.peak,
+        )
+    }
+
+    /// The bandwidth of one thread, where there are more.
+    pub fn one_thread(&self) -> Option<String> {
+        (self.threads > 1)
+            .then(|| format!("one thread reads {:.1} GB/s", self.bandwidth.one_thread))
+    }
+
+    /// The table of all variants.
+    pub fn report(&self) -> String {
+        let mut text = format!("\n{}\n", self.title());
+        text.extend(self.one_thread().map(|line| line + "\n"));
+        text += "bound = min(peak, reads x FLOP/byte), with the reads and the peak beside each row\n\n\
+                 variant         q heads kv heads  s_q FLOP/byte    bound  reached  of bound";
+        for (variant, cell) in self.points {
+            text += &format!(
+                "\n{:<15} {:>7} {:>8} {:>4} {:>9.0} {:>8.1} {:>8.1} {:>7} %",
+                variant.name,
+                cell.shape.h_q,
+                cell.shape.h_kv,
+                cell.shape.s_q,
+                cell.intensity(),
+                cell.bound(),
+                cell.measured.gflops,
+                percent(cell.of_bound()),
+            );
+        }
+        text
+    }
 }

@@ -7,7 +7,7 @@ use half::bf16;
 
 use super::layout::Table;
 use super::sparse::SparseKeys;
-use super::stored::{Elements, Stored};
+use super::stored::{Elements, ExpectedIn, Stored};
 
 /// A problem that owns its tensors.
 pub struct Case {
@@ -37,6 +37,8 @@ pub struct Case {
     pub expected_o: Option<Vec<f64>>,
     /// `rows`, but heads before positions.
     pub expected_lse: Option<Vec<f64>>,
+    /// The precision of the expected values: BF16's, FP16's or FP32's, the lowest of both tensors.
+    pub expected_in: ExpectedIn,
     /// Notes for the user.
     pub notes: Vec<String>,
 }
@@ -76,6 +78,7 @@ impl Case {
             softmax_scale,
             expected_o: None,
             expected_lse: None,
+            expected_in: ExpectedIn::F32,
             notes: Vec::new(),
         }
     }
@@ -100,6 +103,7 @@ impl Case {
             (true, true) => "--causal and --window",
         };
         let [o, lse] = [self.expected_o.take(), self.expected_lse.take()].map(|x| x.is_some());
+        self.expected_in = ExpectedIn::F32;
         let expected = match (o, lse) {
             (false, false) => return,
             (true, false) => "expected_o was",

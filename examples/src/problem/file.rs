@@ -10,6 +10,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use super::case::{Case, Tail, heads_first};
 use super::layout::{Keys, Parts, Queries};
 use super::sparse::{SparseKeys, TopK};
+use super::stored::ExpectedIn;
 use super::tensors::{Named, Tensors};
 
 /// Reads a file.
@@ -89,6 +90,8 @@ pub fn parse(bytes: &[u8], d_v: Option<usize>) -> Result<Case, String> {
         .map(|mask| tail(&mask, queries.lead()))
         .transpose()?;
     let ragged = queries.indptr.is_some();
+    let expected = [&expected_o, &expected_lse].into_iter().flatten();
+    let expected_in = expected.map(Named::expected_in).min();
     let lse = |lse: Named| log_sums(&lse, queries.rows, ragged);
     Ok(Case {
         shape: ProblemShape {
@@ -124,6 +127,7 @@ pub fn parse(bytes: &[u8], d_v: Option<usize>) -> Result<Case, String> {
         rows: queries.rows,
         expected_o: expected_o.map(|o| o.f64s()).transpose()?,
         expected_lse: expected_lse.map(lse).transpose()?,
+        expected_in: expected_in.unwrap_or(ExpectedIn::F32),
         notes: file.notes(),
     })
 }

@@ -9,4 +9,4 @@ mod tensors;
 
 pub use case::{Case, heads_first};
 pub use file::{parse, read, write};
-pub use stored::{Elements, Format, Stored};
+pub use stored::{Elements, ExpectedIn, Format, Stored};

@@ -80,6 +80,17 @@ impl Stored {
     }
 }
 
+/// The format of expected values, the least precise first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ExpectedIn {
+    /// BF16
+    Bf16,
+    /// FP16
+    F16,
+    /// FP32
+    F32,
+}
+
 /// The format of a file's rows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Format {

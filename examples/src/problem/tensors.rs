@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 
-use super::stored::{Elements, Format, Stored};
+use super::stored::{Elements, ExpectedIn, Format, Stored};
 
 /// Tensors of rows, each of which may have a tensor of scales.
 const ROWS: [&str; 8] = [
@@ -276,6 +276,15 @@ impl Named<'_> {
             Dtype::F16 => self.elements(Dtype::F16, |x| f16::from_le_bytes(x).into()),
             Dtype::F32 => self.elements(Dtype::F32, |x| f32::from_le_bytes(x).into()),
             _ => Err(self.mistyped("BF16, F16 or F32")),
+        }
+    }
+
+    /// The format of expected values, which [`f64s`](Self::f64s) checks.
+    pub fn expected_in(&self) -> ExpectedIn {
+        match self.view.dtype() {
+            Dtype::BF16 => ExpectedIn::Bf16,
+            Dtype::F16 => ExpectedIn::F16,
+            _ => ExpectedIn::F32,
         }
     }
 

@@ -54,3 +54,12 @@ pub fn refused(command: &mut Command, why: &str) -> Output {
     );
     output
 }
+
+/// Lines of at most 80 columns, as no terminal says otherwise.
+#[track_caller]
+pub fn fits(text: &str) {
+    for line in text.lines() {
+        let columns = line.chars().count();
+        assert!(columns <= 80, "{columns} columns: {line}");
+    }
+}

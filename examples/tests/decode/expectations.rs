@@ -2,6 +2,7 @@
 
 use std::process::Output;
 
+use amla::{Backend, BackendId};
 use half::bf16;
 use safetensors::tensor::Dtype;
 
@@ -24,9 +25,10 @@ fn judged(name: &str, tensors: &Tensors, args: &[&str]) -> (i32, Output) {
     (code, output)
 }
 
-/// The small problem, with its own results as expected values, scaled.
-fn expecting(o_scale: f32, lse_scale: f32) -> Tensors {
-    let (_, _, out) = run(&folder("expecting"), &Tensors::small(), &[]);
+/// The small problem, with its own results as expected values, scaled. They are those of a run with these arguments, in a folder
+/// of that name.
+fn expecting(name: &str, args: &[&str], [o_scale, lse_scale]: [f32; 2]) -> Tensors {
+    let (_, _, out) = run(&folder(name), &Tensors::small(), args);
     let scaled = |name, scale: f32| -> (Vec<usize>, Vec<f32>) {
         let (shape, values) = floats(&out, name);
         (shape, values.into_iter().map(|x| x * scale).collect())
@@ -107,17 +109,33 @@ fn expectations_hold_for_their_masks_only() {
 
 #[test]
 fn results_must_be_as_expected() {
-    let (code, output) = judged("as_expected", &expecting(1.0, 1.0), &[]);
+    let (code, output) = judged("as_expected", &expecting("own", &[], [1.0, 1.0]), &[]);
     assert_eq!((code, text(&output.stderr)), (0, ""));
     for (o, lse, why) in [
-        (2.0, 1.0, &["o is off by 5.00e-1"][..]),
-        (1.02, 1.0, &["o is off by 1.96e-2"]),
-        (f32::NAN, 1.0, &["o is off by inf"]),
-        (1.0, 1.1, &["lse is off by"]),
-        (0.0, -1.0, &["o is off by", "lse is off by"]),
+        (
+            2.0,
+            1.0,
+            &["o differs from the expected values by 5.00e-1"][..],
+        ),
+        (
+            1.02,
+            1.0,
+            &["o differs from the expected values by 1.96e-2"],
+        ),
+        (
+            f32::NAN,
+            1.0,
+            &["o differs from the expected values by inf"],
+        ),
+        (
+            1.0,
+            1.1,
+            &["lse differs from the expected values by 9.09e-2"],
+        ),
+        (0.0, -1.0, &["o differs from", "lse differs from"]),
     ] {
         for args in [&["--json"][..], &[]] {
-            let (code, output) = judged("unexpected", &expecting(o, lse), args);
+            let (code, output) = judged("unexpected", &expecting("scaled", &[], [o, lse]), args);
             let stderr = text(&output.stderr);
             assert_eq!(code, 1, "{o} {lse}");
             assert_eq!(stderr.lines().count(), why.len(), "{stderr}");
@@ -133,7 +151,7 @@ fn results_must_be_as_expected() {
         let (_, values) = floats(&tensors.bytes(), name);
         values.into_iter().map(bf16::from_f32).collect()
     };
-    let exact = expecting(1.0, 1.0);
+    let exact = expecting("exact", &[], [1.0, 1.0]);
     let (o, lse) = (
         rounded("expected_o", &exact),
         rounded("expected_lse", &exact),
@@ -143,4 +161,67 @@ fn results_must_be_as_expected() {
             .bf16s("expected_o", &[2, 2, 3, 128], &o)
             .bf16s("expected_lse", &[2, 3, 2], &lse);
     assert_eq!(judged("rounded", &in_bf16, &[]).0, 0);
+}
+
+/// The tolerance of a run on a backend that multiplies in FP32.
+fn tolerance(tensors: &Tensors, args: &[&str]) -> f64 {
+    let portable = ["--backend", "portable", "--json"];
+    let (_, output) = judged("tolerance", tensors, &[&portable, args].concat());
+    object(&output)["tolerance"].as_f64().unwrap()
+}
+
+#[test]
+fn the_tolerance_depends_on_what_is_rounded() {
+    let unrounded = expecting("unrounded", &[], [1.0, 1.0]);
+    assert_eq!(tolerance(&Tensors::small(), &[]), 1e-4);
+    assert_eq!(tolerance(&unrounded, &[]), 1e-4);
+    for (precision, limit) in [("bf16", 1e-2), ("bf16x2", 1e-4)] {
+        let args = ["--rescale", "compensated", "--precision", precision];
+        assert_eq!(tolerance(&unrounded, &args), limit);
+    }
+    for (dtype, limit) in [(Dtype::BF16, 1e-2), (Dtype::F16, 1e-3)] {
+        for name in ["expected_o", "expected_lse"] {
+            let (_, shape, _) = &unrounded.tensors[name];
+            let rounded = unrounded.clone().zeros(name, dtype, shape);
+            assert_eq!(tolerance(&rounded, &[]), limit, "{name}");
+            // Golden is in their place.
+            assert_eq!(tolerance(&rounded, &["--causal"]), 1e-4);
+        }
+    }
+    Backend::permit_amx();
+    for id in [BackendId::Avx512Bf16, BackendId::Amx, BackendId::NeonBf16] {
+        if Backend::request(id).is_err() {
+            continue;
+        }
+        for (tensors, args, limit) in [
+            (Tensors::small(), &[][..], 1e-2),
+            (Tensors::small(), &["--precision", "bf16x2"], 1e-4),
+            (Tensors::small().in_f32(), &[], 1e-4),
+            (Tensors::small().in_f32(), &["--inputs", "bf16"], 1e-2),
+        ] {
+            let args = [&["--backend", id.name(), "--json"], args].concat();
+            let (_, output) = judged("tolerance_bf16", &tensors, &args);
+            assert_eq!(object(&output)["tolerance"], limit, "{args:?}");
+        }
+    }
+}
+
+#[test]
+fn the_tolerance_can_be_chosen() {
+    let portable = ["--backend", "portable", "--tolerance"];
+    for (o, lse, chosen, code) in [
+        (1.001, 1.0, "2e-3", 0),
+        (1.001, 1.0, "5e-4", 1),
+        (1.0, 1.001, "2e-3", 0),
+        (1.0, 1.001, "5e-4", 1),
+        (1.5, 0.5, "1e9", 0),
+        // The expected values are those of the program itself.
+        (1.0, 1.0, "0", 0),
+    ] {
+        let tensors = expecting("scaled_portable", &portable[..2], [o, lse]);
+        let args = [&portable[..], &[chosen, "--json"]].concat();
+        let (got, output) = judged("chosen", &tensors, &args);
+        assert_eq!(got, code, "{o} {lse} {chosen}: {}", text(&output.stderr));
+        assert_eq!(object(&output)["tolerance"], chosen.parse::<f64>().unwrap());
+    }
 }

@@ -46,6 +46,7 @@ fn names_types_and_values() {
     refuse("values", [
         // Names.
         (small().i32s("cache_seqlen", &[2], &[5, 4]), "unknown tensor \"cache_seqlen\""),
+        (small().zeros("expected_max", F32, &[2, 3, 2]), "unknown tensor \"expected_max\"; --help lists the known ones"),
         (small().zeros("sink_scale", F32, &[3]), "unknown tensor \"sink_scale\""),
         (small().without("kv").zeros("k v\n", BF16, &[2, 5, 128]), "unknown tensor \"k v\\n\""),
         // Types, shapes and values.
@@ -265,6 +266,9 @@ fn command_lines() {
         (&["in.safetensors", "--d-v", "-1"], "-1"),
         (&["in.safetensors", "--d-v", "100"], "(128, 100)"),
         (&["in.safetensors", "--d-v", "18446744073709551615"], "d_v"),
+        (&["in.safetensors", "--tolerance", "many"], "--tolerance"),
+        (&["in.safetensors", "--tolerance=-1"], "--tolerance"),
+        (&["in.safetensors", "--tolerance", "nan"], "--tolerance"),
         (&["in.safetensors", "-o"], "--output"),
         (&["-o", "out.safetensors"], "FILE"),
         (&["--d-v", "128"], "FILE"),

@@ -84,7 +84,7 @@ fn bundled_problem_as_a_table() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     let stdout = text(&output.stdout);
     let rows = stdout.lines().filter(|line| {
-        line.starts_with("minilm_l2_512 ") && line.split_whitespace().nth(2) == Some("compensated")
+        line.starts_with("minilm_l2_512 ") && line.split_whitespace().nth(1) == Some("compensated")
     });
     assert_eq!(rows.count(), 1, "{stdout}");
 }
