@@ -88,8 +88,8 @@ fn charts_show_every_pipe() {
         ("MTE1", "13 24"),
         ("MMAD", "13 24"),
         ("FixP", "13 24"),
-        ("V0 out", "vV rR"),
-        ("V1 in", "vV L"),
+        ("AIV0 out", "vV rR"),
+        ("AIV1 in", "vV L"),
     ] {
         let lanes: Vec<_> = chart
             .lines()
@@ -104,6 +104,58 @@ fn charts_show_every_pipe() {
     let svg = fs::read_to_string(path).unwrap();
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
     assert!(svg.matches("<rect").count() > 200);
+    // Its legend, and pipes that aren't named as stages are.
+    for name in ["C1", "V1", "Rescale", "C2", "Last", "AIV0 in", "AIV1"] {
+        let text = format!(">\n{name}\n</text>");
+        assert!(svg.contains(&text), "the plot has no {name}");
+    }
+    for text in [&svg, &chart] {
+        assert_eq!(
+            text.matches("V1 in").count(),
+            text.matches("AIV1 in").count()
+        );
+    }
+}
+
+#[test]
+fn text_has_80_columns() {
+    for arguments in [
+        &["--help"][..],
+        &["claims", "--help"],
+        &["sweep", "--help"],
+        &["fit", "--help"],
+        &["execute", "--help"],
+        &["--gantt"],
+        &["--gantt", "--algorithm", "base", "--context", "1048576"],
+        &["claims"],
+        &["sweep", "--context", "1024", "--batch", "48"],
+        &["fit"],
+        &["execute", "--rows", "48", "--keys", "700"],
+    ] {
+        for line in printed(arguments).lines() {
+            assert!(line.chars().count() <= 80, "{arguments:?}: {line}");
+        }
+    }
+}
+
+#[test]
+fn help_groups_the_options() {
+    let help = printed(&["--help"]);
+    let group = |heading: &str| -> Vec<&str> {
+        let lines = help
+            .lines()
+            .skip_while(|line| *line != format!("{heading}:"));
+        let lines = lines.skip(1).take_while(|line| !line.is_empty());
+        let options = lines.filter_map(|line| line.trim_start().split_once("--"));
+        options
+            .filter_map(|(_, rest)| rest.split(' ').next())
+            .collect()
+    };
+    assert_eq!(group("Problem"), ["batch", "heads", "s-q", "context"]);
+    assert_eq!(group("Algorithm"), ["algorithm", "pipeline"]);
+    assert_eq!(group("Output"), ["json", "gantt", "svg"]);
+    assert!(group("Machine").contains(&"hbm") && group("Tiling").contains(&"block"));
+    assert_eq!(group("Options"), ["help", "version"]);
 }
 
 #[test]

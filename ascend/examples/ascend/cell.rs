@@ -3,10 +3,10 @@
 use amla::ProblemShape;
 use amla_ascend::paper::{self, Figure};
 use amla_ascend::{Kernel, Pipe, Report};
+use amla_examples::output::percent;
 use serde_json::{Value, json};
 
 use crate::cli::{Cli, algorithm_name, pipeline_name};
-use crate::output::percent;
 
 /// A shape and its run.
 pub struct Cell {
@@ -55,9 +55,9 @@ impl Cell {
             ("MTE1", self.busy(|p| p == Pipe::Mte1)),
             ("MMAD", self.busy(|p| p == Pipe::Mmad)),
             ("FixP", self.busy(|p| p == Pipe::FixP)),
-            ("V in", self.busy(|p| matches!(p, Pipe::VectorIn(_)))),
-            ("V", self.busy(|p| matches!(p, Pipe::Vector(_)))),
-            ("V out", self.busy(|p| matches!(p, Pipe::VectorOut(_)))),
+            ("AIV in", self.busy(|p| matches!(p, Pipe::VectorIn(_)))),
+            ("AIV", self.busy(|p| matches!(p, Pipe::Vector(_)))),
+            ("AIV out", self.busy(|p| matches!(p, Pipe::VectorOut(_)))),
         ]
     }
 
@@ -74,34 +74,44 @@ impl Cell {
         ]
     }
 
-    /// A line of the table.
-    pub fn row(&self) -> String {
+    /// A line of the table beside the paper's.
+    fn row(&self) -> String {
         let report = &self.report;
         let (limit, share) = report.limit();
         let paper = match (self.paper(), self.error()) {
             (Some(figure), Some(error)) => format!(
-                "{:>8} {:>7} {:>+6.1} {:>3}",
+                "{:>8} {:>5} {:>+6.1} {:>3}",
                 figure.microseconds,
                 percent(figure.utilization),
                 error * 100.0,
                 if self.is_fitted() { "fit" } else { "" },
             ),
-            _ => format!("{:>8} {:>7} {:>6} {:>3}", "-", "-", "-", ""),
+            _ => format!("{:>8} {:>5} {:>6} {:>3}", "-", "-", "-", ""),
         };
-        let busy = self
-            .busy_of_all()
-            .map(|(_, busy)| format!("{:>5.0}", busy * 100.0));
-        let bytes = self.megabytes().map(|(_, mb)| format!("{mb:>8.0}"));
         format!(
-            "{:>3} {:>6} {:>9.1} {:>7} {paper}  {}{}  {limit} {:.0} %",
+            "{:>3} {:>6} {:>9.1} {:>5}  {paper}  {limit} {:.0} %",
             self.shape.s_q,
             self.shape.s_k,
             report.seconds() * 1e6,
             percent(report.utilization()),
-            busy.concat(),
-            bytes.concat(),
             share * 100.0,
         )
+    }
+
+    /// A line of the table of pipes and memories.
+    fn resources(&self) -> String {
+        let (busy, moved) = (self.busy_of_all(), self.megabytes());
+        let busy = busy.map(|(name, busy)| column(name, &format!("{:.0}", busy * 100.0)));
+        let moved = moved.map(|(name, mb)| column(name, &format!("{mb:.0}")));
+        let (s_q, s_k) = (self.shape.s_q, self.shape.s_k);
+        format!("{s_q:>3} {s_k:>6}{}{}", busy.concat(), moved.concat())
+    }
+
+    /// The names of its columns.
+    fn resource_names(&self) -> String {
+        let (busy, moved) = (self.busy_of_all(), self.megabytes());
+        let names = busy.iter().chain(&moved).map(|(name, _)| name);
+        names.map(|name| column(name, name)).collect()
     }
 
     /// The cell as a JSON object.
@@ -135,23 +145,40 @@ impl Cell {
     }
 }
 
-/// The header of the table.
-pub fn header(cli: &Cli) -> String {
-    format!(
-        "amla {}: model of the Ascend 910, batch {}, h_q {}, d_qk 576, d_v 512, {} with the {} pipeline
+/// A column as wide as its name.
+fn column(name: &str, text: &str) -> String {
+    format!(" {text:>0$}", name.len().max(4))
+}
 
-                                paper                 busy, % of the kernel's time           MB moved, all cores
-s_q    s_k  time, us      FU  time, us      FU  error     MTE2 MTE1 MMAD FixP V in    V V out     HBM   L2-L1   L1-L0  L0C-L2   L2-UB  limit",
+/// The tables, with legends.
+pub fn tables(cli: &Cli, cells: &[Cell]) -> String {
+    let mut text = format!(
+        "amla {}: model of the Ascend 910
+batch {}, h_q {}, d_qk 576, d_v 512, {} with the {} pipeline
+
+                model             paper
+s_q    s_k   time, us FU, %  time, us FU, %  error      limit",
         env!("CARGO_PKG_VERSION"),
         cli.batch,
         cli.heads,
         algorithm_name(cli.algorithm),
         pipeline_name(cli.pipeline),
-    )
+    );
+    for cell in cells {
+        text += &format!("\n{}", cell.row());
+    }
+    text += &errors(cells);
+    text += "\n\nPipes, busy for % of the kernel's time          MB moved, all cores\ns_q    s_k";
+    text.extend(cells.first().map(Cell::resource_names));
+    for cell in cells {
+        text += &format!("\n{}", cell.resources());
+    }
+    text + "
+MTE2, MTE1, MMAD, FixP: the Cube core's; AIV: the Vector cores', in the mean"
 }
 
 /// The model's errors, and a legend of the columns.
-pub fn summary(cells: &[Cell]) -> String {
+fn errors(cells: &[Cell]) -> String {
     let errors = |fitted: bool| -> Vec<f64> {
         cells
             .iter()
@@ -160,7 +187,10 @@ pub fn summary(cells: &[Cell]) -> String {
             .map(f64::abs)
             .collect()
     };
-    let mut text = String::new();
+    let mut text = "
+error: points of FU, model less paper; fit: one of the cells that the machine's constants were fitted on
+limit: what would need most of the kernel's time alone, and how much of it (docs/ascend.md)"
+        .to_owned();
     for (name, errors) in [("fitted", errors(true)), ("predicted", errors(false))] {
         if !errors.is_empty() {
             let worst = errors.iter().copied().fold(0.0, f64::max) * 100.0;
@@ -171,7 +201,5 @@ pub fn summary(cells: &[Cell]) -> String {
             );
         }
     }
-    text + "
-error: points of FU, model less paper; fit: one of the cells that the machine's constants were fitted on
-limit: what would need most of the kernel's time alone, and how much of it (docs/ascend.md)"
+    text
 }

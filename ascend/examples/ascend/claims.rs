@@ -6,8 +6,9 @@ use amla_ascend::{
     Tiling, Work,
 };
 
+use amla_examples::output::print;
+
 use crate::cli::Cli;
-use crate::output::{line, percent};
 
 /// The paper's variants (tab:arithmetic intensity): name, query heads, KV heads, positions, its figure.
 const VARIANTS: [(&str, usize, usize, usize, f64); 5] = [
@@ -43,6 +44,11 @@ impl Observer for VectorTimes {
     }
 }
 
+/// A share in percent, to a tenth.
+fn percent(share: f64) -> String {
+    amla_examples::output::percent(share) + " %"
+}
+
 /// Prints every statement with the model's figures.
 ///
 /// # Errors
@@ -68,8 +74,11 @@ fn run(
 }
 
 fn intensities(machine: &Machine) -> Result<(), String> {
-    line("Arithmetic intensity, FLOP per byte of KV cache (tab:arithmetic intensity):")?;
     let ridge = machine.peak / machine.hbm;
+    print(&format_args!(
+        "Arithmetic intensity, FLOP per byte of KV cache, and what binds by the roofline, whose ridge is at {ridge:.0} \
+         (tab:arithmetic intensity):"
+    ))?;
     for (name, heads, kv_heads, s_q, paper) in VARIANTS {
         let rows = (heads / kv_heads * s_q) as f64;
         // MLA reads one row of 576 for both K and V, the others K and V of 128 each.
@@ -79,15 +88,15 @@ fn intensities(machine: &Machine) -> Result<(), String> {
             rows
         };
         let bound = if intensity < ridge { "HBM" } else { "Cube" };
-        line(&format!(
-            "  {name:<15} {intensity:>6.1}, paper {paper}: {bound}-bound by the roofline, whose ridge is at {ridge:.0}"
+        print(&format_args!(
+            "  {name:<15} {intensity:>6.1}, paper {paper}: {bound}-bound"
         ))?;
     }
     Ok(())
 }
 
 fn base_and_amla(cli: &Cli, machine: Machine) -> Result<(), String> {
-    line("\nBase spends its time in V2's transfers; AMLA is Cube-bound (subsec:computestage):")?;
+    print(&"\nBase spends its time in V2's transfers; AMLA is Cube-bound (subsec:computestage):")?;
     for s_q in [1, 2] {
         let shape = cli.shape(s_q, 16384);
         for algorithm in [Algorithm::Base, Algorithm::Amla] {
@@ -111,7 +120,7 @@ fn base_and_amla(cli: &Cli, machine: Machine) -> Result<(), String> {
                 } else {
                     format!("Rescale out {}", of(times.rescale[2]))
                 };
-                line(&format!(
+                print(&format_args!(
                     "  s_q {s_q}, {algorithm:?} {pipeline:?}: FU {}, limit {limit} ({}); V1 in {}, arithmetic {}; {vector}",
                     percent(report.utilization()),
                     percent(share),
@@ -125,7 +134,7 @@ fn base_and_amla(cli: &Cli, machine: Machine) -> Result<(), String> {
 }
 
 fn preload(cli: &Cli, machine: Machine) -> Result<(), String> {
-    line("\nA preload count of 2 suffices and 1 doesn't (thm:preload_tight_bound):")?;
+    print(&"\nA preload count of 2 suffices and 1 doesn't (thm:preload_tight_bound):")?;
     let shape = cli.shape(2, 8192);
     for lanes in [64, 24, 20, 16, 12] {
         let machine = Machine { lanes, ..machine };
@@ -151,8 +160,8 @@ fn preload(cli: &Cli, machine: Machine) -> Result<(), String> {
             .iter()
             .find(|(limit, _)| *limit == Limit::Mmad)
             .map_or(0.0, |d| d.1);
-        line(&format!(
-            "  V / C = {:.2} (Vector cores of {lanes} lanes): preload 2 {:.1} us, preload 1 {:.1} us; the Cube alone {:.1} us",
+        print(&format_args!(
+            "  V / C = {:.2} ({lanes} lanes): {:.1} us with 2, {:.1} us with 1; the Cube alone {:.1} us",
             vector / cube,
             two.kernel_seconds * 1e6,
             one.kernel_seconds * 1e6,
@@ -168,14 +177,14 @@ fn preload(cli: &Cli, machine: Machine) -> Result<(), String> {
     )
     .map_err(|e| e.to_string())?;
     let early = kernel.ignoring(Dependency::OutputAccumulated).run();
-    line(&format!(
+    print(&format_args!(
         "  Stages of a cycle don't depend on each other? Rescale without waiting for C2: {}",
         early.map_or_else(|e| e.to_string(), |_| "nothing happens".to_owned())
     ))
 }
 
 fn buffers(cli: &Cli, machine: Machine) -> Result<(), String> {
-    line("\nSeven buffers of 72 KB, and other splits of L1 (subsec:cubestagepipeline):")?;
+    print(&"\nSeven buffers of 72 KB, and other splits of L1 (subsec:cubestagepipeline):")?;
     let shape = cli.shape(2, 16384);
     for (qp_buffers, kv_buffers) in [
         (4, 3),
@@ -193,7 +202,7 @@ fn buffers(cli: &Cli, machine: Machine) -> Result<(), String> {
             ..cli.tiling()
         };
         let result = run(machine, tiling, (Algorithm::Amla, Pipeline::Preload), shape);
-        line(&format!(
+        print(&format_args!(
             "  {qp_buffers} for Q/P, {kv_buffers} for K/V: {}",
             match result {
                 Ok(report) => format!("FU {}", percent(report.utilization())),
@@ -204,15 +213,15 @@ fn buffers(cli: &Cli, machine: Machine) -> Result<(), String> {
     let mut tiling = cli.tiling();
     tiling.c1.single_n = 256;
     let printed = run(machine, tiling, (Algorithm::Amla, Pipeline::Preload), shape);
-    line(&format!(
+    print(&format_args!(
         "  singleN = 256 as printed: {}",
         printed.map_or_else(|fault| fault, |report| percent(report.utilization()))
     ))
 }
 
 fn residency(cli: &Cli, machine: &Machine) -> Result<(), String> {
-    line(
-        "\nO resident in UB (subsec:computestage): rows that a Vector core could work on beside it",
+    print(
+        &"\nO resident in UB (subsec:computestage): rows that a Vector core could work on beside it",
     )?;
     let tiling = cli.tiling();
     for rows in [64, 128, 144, 160, 176, 192, 256] {
@@ -221,7 +230,7 @@ fn residency(cli: &Cli, machine: &Machine) -> Result<(), String> {
             ..cli.shape(1, 4096)
         };
         let load = Load::new(machine, shape, tiling.rows, tiling.block, Algorithm::Base);
-        line(&format!(
+        print(&format_args!(
             "  M = {rows:>3}: O takes {:>3} KB of {} on each core, {}",
             rows / 2 * 512 * 4 / 1024,
             machine.ub / 1024,

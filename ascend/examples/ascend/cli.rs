@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use amla::ProblemShape;
 use amla_ascend::{Algorithm, Calibration, Cut, Kernel, Machine, Pipeline, Tiling, paper};
-use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
+use amla_examples::cli::{named, within};
 use clap::{Args, Parser, Subcommand};
 
 /// The paper's performance table on a model of the Ascend 910: one Cube core with its two Vector
@@ -16,28 +16,30 @@ pub struct Cli {
     pub command: Option<Command>,
 
     /// Requests of a call
-    #[arg(long, global = true, value_name = "N", default_value_t = 96, value_parser = within(1 << 16))]
+    #[arg(long, global = true, help_heading = PROBLEM, value_name = "N", default_value_t = 96,
+          value_parser = within(1 << 16))]
     pub batch: usize,
 
     /// Query heads, h_q
-    #[arg(long, global = true, value_name = "N", default_value_t = 128, value_parser = within(1024))]
+    #[arg(long, global = true, help_heading = PROBLEM, value_name = "N", default_value_t = 128,
+          value_parser = within(1024))]
     pub heads: usize,
 
     /// Query positions of a request [repeatable; default: the paper's]
-    #[arg(long, global = true, value_name = "N", value_parser = within(64))]
+    #[arg(long, global = true, help_heading = PROBLEM, value_name = "N", value_parser = within(64))]
     s_q: Vec<usize>,
 
     /// Keys of a request, s_k [repeatable; default: the paper's]
-    #[arg(long, global = true, value_name = "N", value_parser = within(1 << 20))]
+    #[arg(long, global = true, help_heading = PROBLEM, value_name = "N", value_parser = within(1 << 20))]
     context: Vec<usize>,
 
     /// Base: V2 rescales O on the Vector cores; amla: O is rescaled in GM
-    #[arg(long, global = true, default_value = "amla",
+    #[arg(long, global = true, help_heading = ALGORITHM, value_name = "NAME", default_value = "amla",
           value_parser = named([Algorithm::Base, Algorithm::Amla], algorithm_name))]
     pub algorithm: Algorithm,
 
     /// Order of stages
-    #[arg(long, global = true, default_value = "preload",
+    #[arg(long, global = true, help_heading = ALGORITHM, value_name = "NAME", default_value = "preload",
           value_parser = named([Pipeline::Serial, Pipeline::Preload], pipeline_name))]
     pub pipeline: Pipeline,
 
@@ -47,18 +49,23 @@ pub struct Cli {
     #[command(flatten)]
     tiling: TilingArgs,
 
-    /// One JSON object per line and cell instead of the table
-    #[arg(long, global = true)]
+    /// One JSON object per line and cell instead of the tables
+    #[arg(long, global = true, help_heading = OUTPUT)]
     pub json: bool,
 
     /// Also draw the first cell's pipes over time
-    #[arg(long)]
+    #[arg(long, help_heading = OUTPUT)]
     pub gantt: bool,
 
     /// Also write that as a plot
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = OUTPUT, value_name = "FILE")]
     pub svg: Option<PathBuf>,
 }
+
+/// Groups of options in `--help`.
+const PROBLEM: &str = "Problem";
+const ALGORITHM: &str = "Algorithm";
+const OUTPUT: &str = "Output";
 
 /// A command other than the table.
 #[derive(Subcommand)]
@@ -172,21 +179,6 @@ struct TilingArgs {
 }
 
 impl Cli {
-    /// The parsed command line. With `--help` or `--version` it prints that and ends the program.
-    ///
-    /// # Errors
-    /// The first defect of the command line.
-    pub fn from_command_line() -> Result<Self, String> {
-        Self::try_parse().map_err(|e| {
-            if !e.use_stderr() {
-                e.exit();
-            }
-            let text = e.render().to_string();
-            let first = text.split("\n\n").next().unwrap_or_default();
-            first.trim_start_matches("error: ").to_owned()
-        })
-    }
-
     /// The machine.
     ///
     /// # Errors
@@ -291,24 +283,6 @@ pub fn pipeline_name(pipeline: Pipeline) -> &'static str {
         Pipeline::Serial => "serial",
         Pipeline::Preload => "preload",
     }
-}
-
-/// A parser of integers from 1 to `max`.
-fn within(max: u64) -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(1..=max)
-}
-
-/// A parser of one of `values` by its name.
-fn named<T: Copy + Send + Sync + 'static, const N: usize>(
-    values: [T; N],
-    name: fn(T) -> &'static str,
-) -> impl TypedValueParser<Value = T> {
-    PossibleValuesParser::new(values.map(name)).try_map(move |given| {
-        values
-            .into_iter()
-            .find(|&value| name(value) == given)
-            .ok_or("unknown value")
-    })
 }
 
 /// Parses a [`Cut`].

@@ -4,6 +4,8 @@
 use amla::reference::{self, amla_compensated, base};
 use amla::{Elements, Options, Output, Problem, ProblemShape, Rescale, Workspace, decode};
 use amla_ascend::{Algorithm, Datapath, Inputs, Kernel, Memory, Outputs, Report, paper};
+use amla_examples::output::{print, print_object};
+use amla_examples::progress::Progress;
 use half::bf16;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -12,7 +14,6 @@ use serde_json::json;
 
 use crate::cli::{Cli, ExecuteArgs, algorithm_name, pipeline_name};
 use crate::metrics::{relative_frobenius, worst};
-use crate::output::line;
 
 const SEED: u64 = 910;
 
@@ -45,8 +46,10 @@ pub fn compare(cli: &Cli, options: &ExecuteArgs) -> Result<(), String> {
     let softmax_scale = (load.d_qk as f32).sqrt().recip();
     let problem = Problem::dense(shape, &q, &kv, softmax_scale);
 
+    let progress = Progress::new("execute", 4);
     let (mut golden, mut golden_lse) = (vec![0.0; load.rows * load.d_v], vec![0.0; load.rows]);
     reference::golden(&problem, &mut golden, &mut golden_lse).map_err(|e| e.to_string())?;
+    progress.step();
 
     let inputs = Inputs {
         q: &q,
@@ -54,7 +57,9 @@ pub fn compare(cli: &Cli, options: &ExecuteArgs) -> Result<(), String> {
         softmax_scale,
     };
     let (model, report) = model(&kernel, inputs)?;
+    progress.step();
     let (name, scalar) = scalar(&kernel, &problem)?;
+    progress.step();
     let how = Options {
         rescale: Rescale::Compensated,
         ..Options::default()
@@ -73,9 +78,9 @@ pub fn compare(cli: &Cli, options: &ExecuteArgs) -> Result<(), String> {
             "reference": scalar,
             "kernel": cpu,
         });
-        return line(&object.to_string());
+        return print_object(&object);
     }
-    line(&format!(
+    print(&format_args!(
         "{} x {} keys, {} with the {} pipeline: {} instructions on data, against Golden\n\n{:<28} {:>12} {:>12}",
         load.rows,
         load.keys,
@@ -92,7 +97,7 @@ pub fn compare(cli: &Cli, options: &ExecuteArgs) -> Result<(), String> {
         format!("kernel, {}", how.backend.id().name()),
     ];
     for (name, [o, lse]) in names.into_iter().zip(errors) {
-        line(&format!("{name:<28} {o:>12.3e} {lse:>12.1e}"))?;
+        print(&format_args!("{name:<28} {o:>12.3e} {lse:>12.1e}"))?;
     }
     Ok(())
 }

@@ -6,8 +6,10 @@
 use amla::ProblemShape;
 use amla_ascend::{Algorithm, Calibration, Kernel, Machine, Pipeline, Tiling, paper};
 
+use amla_examples::output::print;
+use amla_examples::progress::Progress;
+
 use crate::cli::FitArgs;
-use crate::output::line;
 
 /// The step of each constant for its slope.
 const STEPS: [f64; 3] = [0.5e-6, 0.005, 0.005];
@@ -33,7 +35,7 @@ pub fn report(options: &FitArgs) -> Result<(), String> {
     });
     let constants = fit(&targets, chosen)?;
     let (worst, mean) = held_out(&targets, chosen, constants)?;
-    line(&format!(
+    print(&format_args!(
         "fitted on (s_q, s_k) {:?}:\n  launch {:.1} us, {:.3} of HBM's bandwidth, {:.3} of the clock\n\
          the other eight: FU within {worst:.2} points of the paper's, {mean:.2} in the mean",
         paper::CORNERS,
@@ -45,6 +47,7 @@ pub fn report(options: &FitArgs) -> Result<(), String> {
         return Ok(());
     }
     let mut all = Vec::new();
+    let progress = Progress::new("fits", choices(targets.len()).count());
     for chosen in choices(targets.len()) {
         let two_of_each = chosen
             .iter()
@@ -53,6 +56,7 @@ pub fn report(options: &FitArgs) -> Result<(), String> {
             == 2;
         let errors = held_out(&targets, chosen, fit(&targets, chosen)?)?;
         all.push((errors, two_of_each));
+        progress.step();
     }
     // Three or four cells of one s_q contain little about the limits of the other.
     let balanced: Vec<_> = all
@@ -60,9 +64,9 @@ pub fn report(options: &FitArgs) -> Result<(), String> {
         .filter(|(_, two)| *two)
         .map(|(e, _)| *e)
         .collect();
-    line(&spread("choices of two cells of each s_q", balanced))?;
+    print(&spread("choices of two cells of each s_q", balanced))?;
     let all = all.into_iter().map(|(errors, _)| errors).collect();
-    line(&spread("choices of any four cells", all))
+    print(&spread("choices of any four cells", all))
 }
 
 /// The distribution of the fits' errors; `errors` has worst and mean of each, in points.

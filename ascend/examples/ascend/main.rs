@@ -18,58 +18,51 @@ mod cli;
 mod execute;
 mod fit;
 mod metrics;
-mod output;
 mod sweep;
 mod trace;
 
-use std::fs;
 use std::process::ExitCode;
+
+use amla_examples::output::{PlotFile, print, print_object};
+use amla_examples::progress::Progress;
 
 use crate::cell::Cell;
 use crate::cli::{Cli, Command};
-use crate::output::line;
 use crate::trace::Trace;
 
 fn main() -> ExitCode {
-    match Cli::from_command_line().and_then(|cli| run(&cli)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(message) => {
-            output::report_error(&message);
-            ExitCode::from(2)
-        }
-    }
+    amla_examples::cli::main(run)
 }
 
-fn run(cli: &Cli) -> Result<(), String> {
+fn run(cli: &Cli) -> Result<ExitCode, String> {
     match &cli.command {
         None => table(cli),
         Some(Command::Claims) => claims::check(cli),
         Some(Command::Sweep(options)) => sweep::search(cli, options),
         Some(Command::Fit(options)) => fit::report(options),
         Some(Command::Execute(options)) => execute::compare(cli, options),
-    }
+    }?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn table(cli: &Cli) -> Result<(), String> {
     let kernels = cli.kernels()?;
-    if !cli.json {
-        line(&cell::header(cli))?;
-    }
+    let svg = cli.svg.as_deref().map(PlotFile::open).transpose()?;
+    let progress = Progress::new("cells", kernels.len());
     let mut cells = Vec::new();
     for (shape, kernel) in &kernels {
         let report = kernel.run().map_err(|e| e.to_string())?;
         let cell = Cell::new(*shape, kernel, report);
-        line(&if cli.json {
-            cell.json().to_string()
-        } else {
-            cell.row()
-        })?;
+        if cli.json {
+            print_object(&cell.json())?;
+        }
         cells.push(cell);
+        progress.step();
     }
     if !cli.json {
-        line(&cell::summary(&cells))?;
+        print(&cell::tables(cli, &cells))?;
     }
-    if !cli.gantt && cli.svg.is_none() {
+    if !cli.gantt && svg.is_none() {
         return Ok(());
     }
     let Some((shape, kernel)) = kernels.first() else {
@@ -77,11 +70,10 @@ fn table(cli: &Cli) -> Result<(), String> {
     };
     let trace = Trace::of(kernel)?;
     if cli.gantt && !cli.json {
-        line(&trace.text(shape))?;
+        print(&trace.text(shape))?;
     }
-    if let Some(path) = &cli.svg {
-        let svg = chart::draw(&trace, shape)?;
-        fs::write(path, svg).map_err(|e| format!("cannot write {}: {e}", path.display()))?;
+    match svg {
+        Some(file) => file.write(&chart::draw(&trace, shape)?),
+        None => Ok(()),
     }
-    Ok(())
 }

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use amla_ascend::{Cut, Fault, Kernel, Machine, Tiling};
+use amla_ascend::{Cut, Fault, Kernel, Machine, Report, Tiling};
 use serde_json::json;
 
+use amla_examples::output::{percent, print, print_object};
+use amla_examples::progress::Progress;
+
 use crate::cli::{Cli, SweepArgs};
-use crate::output::{line, percent};
 
 /// Columns of a tile in L1 and in L0.
 const COLUMNS: [(usize, usize); 5] = [(64, 64), (128, 64), (128, 128), (256, 128), (256, 256)];
@@ -61,11 +63,13 @@ pub fn search(cli: &Cli, options: &SweepArgs) -> Result<(), String> {
     let paper = run(Tiling::PAPER).map_err(|e| e.to_string())?;
     let mut fits = Vec::new();
     let mut refused = BTreeMap::new();
+    let progress = Progress::new("sweep", tilings(&machine, cli.tiling()).count());
     for tiling in tilings(&machine, cli.tiling()) {
         match run(tiling) {
             Ok(result) => fits.push(result),
             Err(fault) => *refused.entry(reason(&fault)).or_insert(0_usize) += 1,
         }
+        progress.step();
     }
     fits.sort_by(|a, b| a.0.kernel_seconds.total_cmp(&b.0.kernel_seconds));
     let faster = fits
@@ -73,7 +77,7 @@ pub fn search(cli: &Cli, options: &SweepArgs) -> Result<(), String> {
         .filter(|(report, _)| report.kernel_seconds < paper.0.kernel_seconds * 0.999_99);
     let faster = faster.count();
     if !cli.json {
-        line(&format!(
+        print(&format_args!(
             "batch {}, s_q {}, s_k {}, h_q {}: {} tilings fit, {} are refused",
             shape.b,
             shape.s_q,
@@ -83,45 +87,61 @@ pub fn search(cli: &Cli, options: &SweepArgs) -> Result<(), String> {
             refused.values().sum::<usize>()
         ))?;
         for (reason, count) in refused {
-            line(&format!("{count:>9} {reason}"))?;
+            print(&format_args!("{count:>9} {reason}"))?;
         }
-        line(
-            "\n rank  time, us      FU  block  C1 single / base            C2 single / base            L1 buffers",
-        )?;
+        print(&HEADER)?;
     }
     let ranked = fits.iter().enumerate().map(|(index, fit)| (index + 1, fit));
-    for (rank, (report, tiling)) in ranked.take(options.best).chain([(faster + 1, &paper)]) {
-        let is_paper = *tiling == Tiling::PAPER;
-        let (time, fu) = (report.seconds() * 1e6, report.utilization());
-        if cli.json {
-            let object = json!({
-                "rank": rank,
-                "paper": is_paper,
-                "model_us": time,
-                "model_fu": fu,
-                "block": tiling.block,
-                "c1": cut(&tiling.c1),
-                "c2": cut(&tiling.c2),
-                "l1_buffer": tiling.l1_buffer,
-                "qp_buffers": tiling.qp_buffers,
-                "kv_buffers": tiling.kv_buffers,
-            });
-            line(&object.to_string())?;
-            continue;
-        }
-        line(&format!(
-            "{rank:>5} {time:>9.1} {:>7} {:>6}  {:<27} {:<27} {} + {} of {} KiB{}",
-            percent(fu),
-            tiling.block,
-            cut(&tiling.c1),
-            cut(&tiling.c2),
-            tiling.qp_buffers,
-            tiling.kv_buffers,
-            tiling.l1_buffer / 1024,
-            if is_paper { "  the paper's" } else { "" }
-        ))?;
+    for (rank, (report, tiling)) in ranked.take(options.best) {
+        show(cli, rank, report, tiling)?;
     }
-    Ok(())
+    if !cli.json {
+        print(&"the paper's:")?;
+    }
+    show(cli, faster + 1, &paper.0, &paper.1)?;
+    if cli.json {
+        return Ok(());
+    }
+    print(&LEGEND)
+}
+
+const HEADER: &str = "
+rank      us FU, % block                    --c1                    --c2 buffers";
+
+const LEGEND: &str = "
+--c1, --c2: singleM,singleN,singleK,baseM,baseN,baseK of Q K^T and of P V
+buffers: for Q/P + for K/V, x KiB of L1 each";
+
+/// Prints a tiling and its rank.
+fn show(cli: &Cli, rank: usize, report: &Report, tiling: &Tiling) -> Result<(), String> {
+    let (time, fu) = (report.seconds() * 1e6, report.utilization());
+    if cli.json {
+        return print_object(&json!({
+            "rank": rank,
+            "paper": *tiling == Tiling::PAPER,
+            "model_us": time,
+            "model_fu": fu,
+            "block": tiling.block,
+            "c1": cut(&tiling.c1),
+            "c2": cut(&tiling.c2),
+            "l1_buffer": tiling.l1_buffer,
+            "qp_buffers": tiling.qp_buffers,
+            "kv_buffers": tiling.kv_buffers,
+        }));
+    }
+    let buffers = format!(
+        "{}+{}x{}",
+        tiling.qp_buffers,
+        tiling.kv_buffers,
+        tiling.l1_buffer / 1024
+    );
+    print(&format_args!(
+        "{rank:>4} {time:>7.1} {:>5} {:>5} {:>23} {:>23} {buffers:>7}",
+        percent(fu),
+        tiling.block,
+        cut(&tiling.c1),
+        cut(&tiling.c2),
+    ))
 }
 
 /// Every combination, whether it fits or not. `base` has the sizes that aren't searched.
@@ -171,9 +191,10 @@ fn reason(fault: &Fault) -> String {
     }
 }
 
+/// As the command line takes it.
 fn cut(cut: &Cut) -> String {
     format!(
-        "{}x{}x{} / {}x{}x{}",
+        "{},{},{},{},{},{}",
         cut.single_m, cut.single_n, cut.single_k, cut.base_m, cut.base_n, cut.base_k
     )
 }

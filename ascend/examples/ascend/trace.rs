@@ -2,11 +2,14 @@
 
 use amla::ProblemShape;
 use amla_ascend::{Kernel, Observer, Op, Pipe, Work};
+use amla_examples::output::columns;
 
 /// Pauses within a stage up to this length aren't shown, in seconds.
 const SHORTEST_PAUSE: f64 = 0.3e-6;
-/// Width of the chart, in characters.
-const COLUMNS: usize = 120;
+/// Columns of the terminal beside a lane: its name, and what encloses it.
+const BESIDE: usize = 11;
+/// Columns of a lane.
+const LANE: std::ops::RangeInclusive<usize> = 20..=120;
 /// Cycles of the loop in the window on the preload.
 const CYCLES: usize = 3;
 
@@ -84,8 +87,14 @@ impl Trace {
 
     /// The chart for the terminal.
     pub fn text(&self, shape: &ProblemShape) -> String {
+        let width = columns().saturating_sub(BESIDE);
+        let width = width.clamp(*LANE.start(), *LANE.end());
         let mut text = format!(
-            "\ns_q {}, s_k {}: {:.1} us without the launch. 1: C1, v: V1, r: Rescale, 2: C2, u: V2, L: Last; CAPITALS and 3, 4: odd blocks\n",
+            "
+s_q {}, s_k {}: {:.1} us without the launch, pipes over time
+stages: 1 C1, v V1, r Rescale, 2 C2, u V2, L Last; odd blocks in CAPITALS, or 3 and 4
+pipes: MTE2, MTE1, MMAD, FixP of the Cube core; AIV0 and AIV1, the Vector cores
+",
             shape.s_q,
             shape.s_k,
             self.end * 1e6
@@ -93,20 +102,17 @@ impl Trace {
         for (name, start, end) in self.windows {
             text += &format!("\n{name}, {:.1} to {:.1} us\n", start * 1e6, end * 1e6);
             for pipe in Pipe::ALL {
-                text += &format!(
-                    "{:>7} |{}|\n",
-                    pipe.to_string(),
-                    self.lane(pipe, start, end)
-                );
+                let lane = self.lane(pipe, [start, end], width);
+                text += &format!("{:>8} |{lane}|\n", pipe_name(pipe));
             }
         }
         text
     }
 
     /// One line of the chart. A column shows the stage with most of its time.
-    fn lane(&self, pipe: Pipe, start: f64, end: f64) -> String {
-        let column = (end - start) / COLUMNS as f64;
-        let mut most = [(column / 4.0, ' '); COLUMNS];
+    fn lane(&self, pipe: Pipe, [start, end]: [f64; 2], width: usize) -> String {
+        let column = (end - start) / width as f64;
+        let mut most = vec![(column / 4.0, ' '); width];
         for span in self.spans.iter().filter(|span| span.pipe == pipe) {
             for (index, (best, letter)) in most.iter_mut().enumerate() {
                 let from = start + index as f64 * column;
@@ -117,6 +123,16 @@ impl Trace {
             }
         }
         most.iter().map(|(_, letter)| letter).collect()
+    }
+}
+
+/// A pipe's name in charts. Vector cores have CANN's name, as V1 and V2 are stages.
+pub fn pipe_name(pipe: Pipe) -> String {
+    match pipe {
+        Pipe::VectorIn(core) => format!("AIV{core} in"),
+        Pipe::Vector(core) => format!("AIV{core}"),
+        Pipe::VectorOut(core) => format!("AIV{core} out"),
+        Pipe::Mte2 | Pipe::Mte1 | Pipe::Mmad | Pipe::FixP => pipe.to_string(),
     }
 }
 
