@@ -86,31 +86,43 @@ def _sample() -> list[Case]:
 SAMPLE = _sample()
 
 
-def quantized(kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A cache `[pages, page_size, 1, d]` in bytes, in memory with gaps between pages, and the numbers that it then has."""
-    pages, page_size, _, d = kv.shape
-    rows = amla.encode(kv, "fp8" if d == 576 else "model1").data.view(torch.uint8)
-    width = rows.shape[-1]
+ROWS = 997
+"""Slot i of a cache has row i modulo this number. Places of keys matter, not their numbers."""
+
+
+def quantized(rows: torch.Tensor, pages: int, page_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A cache `[pages, page_size, 1, bytes]` in memory with gaps between pages, and its rows' numbers, `[ROWS, d]`."""
+    d = rows.shape[-1]
+    stored = amla.encode(rows.view(ROWS, 1, 1, d), "fp8" if d == 576 else "model1").data.view(torch.uint8).view(ROWS, -1)
+    width = stored.shape[-1]
     # FlashMLA's: a row more in each page of FP8 rows, MODEL1 pages of a multiple of 576 bytes.
     stride = (page_size + 1) * width if d == 576 else -(-page_size * width // 576) * 576
     memory = torch.full((pages, stride), POISON, dtype=torch.uint8)
-    page = memory[:, : page_size * width]
-    page.copy_(rows.reshape(pages, -1))
-    return page.as_strided((pages, page_size, 1, width), (stride, width, width, 1)), dequantized(page, page_size, d)
+    cache = memory.as_strided((pages, page_size, 1, width), (stride, width, width, 1))
+    for part, begin in parts(cache):
+        part.copy_(stored[:, begin : begin + part.shape[-1]][torch.arange(pages * page_size) % ROWS].view(part.shape))
+    return cache, dequantized(stored)
 
 
-def dequantized(page: torch.Tensor, page_size: int, d: int) -> torch.Tensor:
-    """The numbers of pages of bytes, `[pages, page_size, d]`, by FlashMLA's description of both formats."""
-    pages = len(page)
-    if d == 576:
-        rows = page.reshape(pages, page_size, 656)
-        nope, scales, rope = rows.split([512, 16, 128], dim=-1)
+def parts(cache: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
+    """Views `[pages, page_size, bytes]` of a row's parts, and where they begin in a page of one row."""
+    pages, page_size, _, width = cache.shape
+    if width == 656:
+        return [(cache.squeeze(2), 0)]
+    stride = cache.stride(0)
+    rows = cache.as_strided((pages, page_size, 576), (stride, 576, 1))
+    return [(rows, 0), (cache.as_strided((pages, page_size, 8), (stride, 8, 1), page_size * 576), 576)]
+
+
+def dequantized(stored: torch.Tensor) -> torch.Tensor:
+    """The numbers of pages of one row each, by FlashMLA's description of both formats."""
+    if stored.shape[-1] == 656:
+        nope, scales, rope = stored.split([512, 16, 128], dim=-1)
         scales = scales.contiguous().view(torch.float32)
     else:
-        rows, scales = page.split([page_size * 576, page_size * 8], dim=-1)
-        nope, rope = rows.reshape(pages, page_size, 576).split([448, 128], dim=-1)
+        nope, rope, scales = stored.split([448, 128, 8], dim=-1)
         # E8M0: 2^(byte - 127).
-        scales = torch.exp2(scales.reshape(pages, page_size, 8)[..., :7].float() - 127)
+        scales = torch.exp2(scales[..., :7].float() - 127)
     nope = nope.contiguous().view(torch.float8_e4m3fn).float().unflatten(-1, (scales.shape[-1], -1))
     rope = rope.contiguous().view(torch.bfloat16).float()
     return torch.cat([(nope * scales[..., None]).flatten(-2), rope], dim=-1)
@@ -120,17 +132,17 @@ class Chosen(NamedTuple):
     """A cache of bytes, and the keys that each query attends to."""
 
     cache: torch.Tensor
-    numbers: torch.Tensor  # [slots, d]
+    numbers: torch.Tensor  # [ROWS, d]
     indices: torch.Tensor  # [b, s_q, topk]
     topk_length: torch.Tensor | None
 
     def keys(self, request: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The numbers of a request's keys, `[s_q, topk, 1, d]`, and which of them are some."""
         indices = self.indices[request].long()
-        valid = (indices >= 0) & (indices < len(self.numbers))
+        valid = (indices >= 0) & (indices < self.cache.shape[0] * self.cache.shape[1])
         if self.topk_length is not None:
             valid &= torch.arange(indices.shape[-1]) < self.topk_length[request]
-        return self.numbers[indices.where(valid, 0)].unsqueeze(2), valid
+        return self.numbers[indices.where(valid, 0) % ROWS].unsqueeze(2), valid
 
 
 def choose(case: Case, cache: Cache, lengths: bool, generator: torch.Generator, rng: random.Random) -> Chosen:
@@ -153,27 +165,14 @@ def choose(case: Case, cache: Cache, lengths: bool, generator: torch.Generator, 
         valid = torch.zeros_like(valid)
     indices = (page * page_size + key % page_size).where(valid, nothing).int()
     topk_length = torch.randint(cache.topk + 1, (b,), generator=generator, dtype=torch.int32) if lengths else None
-    # Numbers of 997 rows are drawn, as their places matter.
-    rows = (torch.randn(997, case.d_qk, generator=generator) / 10).clamp(-1, 1).bfloat16()
-    kv = rows[torch.arange(b * blocks * page_size) % 997].view(-1, page_size, 1, case.d_qk)
-    stored, numbers = quantized(kv)
-    chosen = Chosen(stored, numbers.flatten(0, 1), oracle.with_gaps(indices, 0), topk_length)
-    used = torch.zeros(len(chosen.numbers), dtype=torch.bool)
+    rows = (torch.randn(ROWS, case.d_qk, generator=generator) / 10).clamp(-1, 1).bfloat16()
+    stored, numbers = quantized(rows, b * blocks, page_size)
     counted = valid if topk_length is None else valid & (torch.arange(cache.topk) < topk_length[:, None, None])
-    used[indices[counted].long()] = True
-    poison(stored, ~used.view(-1, page_size))
-    return chosen
-
-
-def poison(cache: torch.Tensor, unused: torch.Tensor) -> None:
-    """Makes rows NaN, `[pages, page_size]`."""
-    pages, page_size, _, width = cache.shape
-    if width == 656:
-        cache[unused] = POISON
-        return
-    stride = cache.stride(0)
-    cache.as_strided((pages, page_size, 576), (stride, 576, 1))[unused] = POISON
-    cache.as_strided((pages, page_size, 8), (stride, 8, 1), cache.storage_offset() + page_size * 576)[unused] = POISON
+    unused = torch.ones(b * blocks * page_size, dtype=torch.bool)
+    unused[indices[counted].long()] = False
+    for part, _ in parts(stored):
+        part[unused.view(-1, page_size)] = POISON
+    return Chosen(stored, numbers, oracle.with_gaps(indices, 0), topk_length)
 
 
 def test_grid(case: Case) -> None:
