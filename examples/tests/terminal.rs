@@ -2,8 +2,6 @@
 
 mod common;
 
-use std::process::Command;
-
 use common::{command, printed, refused};
 
 #[track_caller]
@@ -71,7 +69,7 @@ fn progress_is_for_terminals() {
     );
 
     let shell = format!("{soak:?}");
-    let Ok(output) = Command::new("script")
+    let Ok(output) = std::process::Command::new("script")
         .args(["-qec", &shell, "/dev/null"])
         .output()
     else {
@@ -81,7 +79,7 @@ fn progress_is_for_terminals() {
     };
     let text = String::from_utf8(output.stdout).unwrap();
     // The report replaces it.
-    let (_, report) = text.split_once("\rsoak 100 %\r").expect(&text);
+    let (_, report) = text.split_once("soak 100 %\r").expect(&text);
     assert!(
         report
             .trim_start()
