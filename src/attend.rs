@@ -48,6 +48,8 @@
 //! 9. C2 takes neighbouring panels of a block at once, so that V is packed once, strip by strip, in L1d.
 //! 10. A panel has no stage of a block that none of its rows sees, and C1 of others ends with the last key that one may see; fused
 //!     kernels leave blocks out alone.
+//! 11. With few rows of each KV head, a task may have several heads: block by block one after the other, so that memory is read in
+//!     its own order.
 
 use core::array;
 use core::ops::Range;
@@ -57,17 +59,17 @@ use crate::fallback::Fallback;
 use crate::format::Dtype;
 use crate::group::{Group, Partial};
 use crate::kernel::{
-    Backend, C2, Columns, Kernel, Pv, Qk, Rows, Skipped, Softmax, Stages, V1, row_tile,
+    Backend, C2, Columns, Kernel, Pv, Qk, Rows, Skipped, Softmax, Stages, V1, Visitor, row_tile,
 };
 use crate::problem::{Inputs, Precision, Rescale};
 use crate::schedule::{Cycle, cycles};
 use crate::slots::{Slots, apart};
 use crate::source::{
-    Convert, Layout, Sources, convert_keys, convert_values, each_fused_block, pack_queries,
+    Layout, Load, Memory, Sources, convert_keys, convert_values, each_fused_block, pack_queries,
 };
 use crate::tile::{
-    BLOCK_KEYS, ORow, P_TILES, PANEL_ROWS, PANELS, RowState, RowTile, STRIP, Tiles, padded_d_qk,
-    strips,
+    BLOCK_KEYS, ORow, P_TILES, PANEL_ROWS, PANELS, Q_TILES, QPanel, RowState, RowTile, STRIP,
+    Tiles, padded_d_qk, strips,
 };
 
 /// How to compute.
@@ -103,12 +105,31 @@ pub struct Task<'a> {
     pub kv: &'a mut RowTile,
     /// Whether `tiles` holds the queries of these rows already, from the task before.
     pub packed: bool,
-    /// The result; overwritten.
-    pub partial: Partial<'a>,
-    /// The result over earlier keys, which is added.
-    pub earlier: Option<Partial<'a>>,
-    /// Where the result is written, if these are the last keys.
+    /// The memory of the [results](Partial), one for each KV head; overwritten.
+    pub partial: &'a mut [f32],
+    /// The results over earlier keys, which are added.
+    pub earlier: Option<&'a mut [f32]>,
+    /// Where the results are written, if these are the last keys.
     pub write: Option<Write<'a>>,
+}
+
+/// Whether KV heads of a group's rows are attended in turn, block by block: with few rows and keys and values in place.
+/// Memory then comes in its own order where the heads of a token are next to each other.
+pub struct InTurn<'a>(pub &'a Group<'a>);
+
+impl Visitor for InTurn<'_> {
+    type Output = bool;
+
+    fn visit<K: Kernel>(self, _: K) -> bool {
+        is_fused::<K>(self.0) && Layout::of::<K>(self.0.problem).in_place()
+    }
+}
+
+/// Whether a backend's fused kernel takes the rows of a group. Without one the compiler leaves its loop out.
+fn is_fused<K: Kernel>(group: &Group<'_>) -> bool {
+    // Such a group has one panel, and the others' memory is free.
+    const ROOM: bool = (Q_TILES - 1) * size_of::<QPanel>() >= size_of::<RowTile>();
+    ROOM && K::FUSED_ROWS > 0 && group.planned_rows <= K::FUSED_ROWS
 }
 
 /// The paper's Algorithm 2 of a task.
@@ -119,47 +140,53 @@ pub fn attend<K: Kernel>(kernel: K, task: Task<'_>) {
         ..task.group.clone()
     };
     let mut task = Task { group, ..task };
-    // Without a fused kernel the compiler leaves its loop out.
-    let fused = K::FUSED_ROWS > 0
-        && group.planned_rows <= K::FUSED_ROWS
-        && row_tile(&mut task.tiles.q[1..]).is_some();
-    let seen = group.sees_any();
-    if seen && !task.packed {
-        pack_queries(kernel, group, &layout, fused, task.kv, &mut task.tiles.q);
-    }
+    let fused = is_fused::<K>(group);
+    let d_v = group.problem.shape.d_v;
     task.tiles.ub[..group.panels()].fill(RowState::START);
-    if !seen {
-        task.partial.o.fill([0.0; STRIP]);
-    } else if fused {
-        run_fused(kernel, layout, &mut task);
-    } else {
+    let mut heads = Heads {
+        current: 0,
+        rows: group.rows.len(),
+        others: RowState::START,
+    };
+    if fused {
+        run_fused(kernel, layout, &mut task, &mut heads);
+    } else if group.sees_any() {
+        if !task.packed {
+            pack_queries(kernel, group, &layout, false, task.kv, &mut task.tiles.q);
+        }
         run_cycles(kernel, layout, &mut task);
-    }
-    for panel in 0..group.panels() {
-        kernel.permute(
-            fused,
-            layout.v,
-            panel_o(group, panel, task.partial.o),
-            Columns::Natural,
-        );
+    } else {
+        Partial::view(task.partial, d_v).o.fill([0.0; STRIP]);
     }
     let Task {
         options,
         tiles,
-        mut partial,
-        earlier,
-        write,
+        partial,
+        mut earlier,
+        mut write,
         ..
     } = task;
-    epilogue::run(
-        kernel,
-        group,
-        options.rescale,
-        &tiles.ub,
-        &mut partial,
-        earlier,
-        write,
-    );
+    let len = partial.len() / group.heads;
+    for (i, partial) in partial.chunks_exact_mut(len).enumerate() {
+        let group = &group.of_head(i);
+        let mut partial = Partial::view(partial, d_v);
+        heads.switch(&mut tiles.ub[0], i);
+        for panel in 0..group.panels() {
+            let o = panel_o(group, panel, partial.o);
+            kernel.permute(fused, layout.v, o, Columns::Natural);
+        }
+        let earlier = earlier.as_deref_mut();
+        let earlier = earlier.map(|earlier| Partial::view(&mut earlier[i * len..][..len], d_v));
+        epilogue::run(
+            kernel,
+            group,
+            options.rescale,
+            &tiles.ub,
+            &mut partial,
+            earlier,
+            write.as_mut().map(Write::reborrow),
+        );
+    }
 }
 
 /// The strips of a panel's O.
@@ -173,9 +200,9 @@ fn panel_o<'o>(group: &Group<'_>, panel: usize, o: &'o mut [ORow]) -> &'o mut [O
 fn run_cycles<K: Kernel>(kernel: K, layout: Layout, task: &mut Task<'_>) {
     let (group, options) = (task.group, task.options);
     let (panels, strips) = (group.panels(), strips(group.problem.shape.d_v));
-    let mut sources = Sources::of(group, layout);
+    let Partial { o, .. } = Partial::view(task.partial, group.problem.shape.d_v);
+    let (mut sources, in_place) = (Sources::of(group, layout), layout.in_place());
     // The K/V buffers hold one block.
-    let in_place = layout.in_place();
     let preload = if in_place { K::PRELOAD } else { 0 };
     let of = Slots { panels, preload };
     let mut mask = [0; BLOCK_KEYS];
@@ -189,7 +216,7 @@ fn run_cycles<K: Kernel>(kernel: K, layout: Layout, task: &mut Task<'_>) {
             *seen = panels_that_see(group, block);
             for panel in (0..panels).filter(|&panel| block == 0 && !seen[panel]) {
                 // Otherwise C2 of this block overwrites it.
-                panel_o(group, panel, task.partial.o).fill([0.0; STRIP]);
+                panel_o(group, panel, o).fill([0.0; STRIP]);
             }
         }
         let seen = |block: usize| seen[block % BLOCKS_IN_FLIGHT];
@@ -270,7 +297,7 @@ fn run_cycles<K: Kernel>(kernel: K, layout: Layout, task: &mut Task<'_>) {
                 c2: call,
             };
             let from = start.min(panels - 1) * strips * PANEL_ROWS;
-            let skipped = kernel.cycle(&stages, task.tiles, &mut task.partial.o[from..]);
+            let skipped = kernel.cycle(&stages, task.tiles, &mut o[from..]);
             for (panel, &p) in (start..).zip(&p[start..end]) {
                 if skipped != Skipped::NONE {
                     let fallback = Fallback {
@@ -284,7 +311,7 @@ fn run_cycles<K: Kernel>(kernel: K, layout: Layout, task: &mut Task<'_>) {
                         values: layout.v,
                         skipped,
                     };
-                    fallback.run(kernel, panel_o(group, panel, task.partial.o));
+                    fallback.run(kernel, panel_o(group, panel, o));
                 }
             }
         }
@@ -339,54 +366,91 @@ fn softmax<'a>(
     }
 }
 
-/// All stages of few rows in one pass over each block.
-fn run_fused<K: Kernel>(kernel: K, layout: Layout, task: &mut Task<'_>) {
+/// The row states of a group's KV heads. A tile has those of one at a time.
+struct Heads {
+    current: usize,
+    /// Rows of each.
+    rows: usize,
+    others: RowState,
+}
+
+impl Heads {
+    /// Brings those of a head into the tile.
+    fn switch(&mut self, tile: &mut RowState, head: usize) {
+        if head != self.current {
+            let rows = self.rows;
+            self.others.copy_rows(self.current * rows, tile, 0..rows);
+            tile.copy_rows(0, &self.others, head * rows..(head + 1) * rows);
+            self.current = head;
+        }
+    }
+}
+
+/// All stages of few rows in one pass over each block, of one KV head after the other.
+fn run_fused<K: Kernel>(kernel: K, layout: Layout, task: &mut Task<'_>, heads: &mut Heads) {
     let (group, options) = (task.group, task.options);
     let Tiles {
-        q: [q, others @ ..],
+        q,
         l0a: [p, ..],
         ub: [state, ..],
         ..
     } = &mut *task.tiles;
-    // A fused group has one panel, and the others' memory is free.
+    let (q, others) = q.split_at_mut(1);
     let Some(v_rows) = row_tile(others) else {
         return;
     };
-    let o = panel_o(group, 0, task.partial.o);
-    o.fill([0.0; STRIP]);
+    let d_v = group.problem.shape.d_v;
+    let len = task.partial.len() / group.heads;
+    for partial in task.partial.chunks_exact_mut(len) {
+        panel_o(group, 0, Partial::view(partial, d_v).o).fill([0.0; STRIP]);
+    }
     let mut mask = [0; BLOCK_KEYS];
-    let memory = [&mut *task.kv, v_rows];
-    let convert: [Convert<'_>; 2] = [
-        &|keys, to| convert_keys(kernel, group, layout.k, keys, to),
-        &|keys, to| convert_values(kernel, group, layout.v, keys, to),
-    ];
-    let q = core::slice::from_ref(q);
-    each_fused_block(group, &layout, q, memory, convert, &mut |block, rows| {
-        let call = Softmax {
-            mask: group.mask(0, &block, &mut mask),
-            ..softmax(group, options, 0, &block)
-        };
-        let mut from = 0;
-        while from < block.len() {
-            let end = kernel.fused(&call, rows, from, p, state, o);
-            if end.skipped == Skipped::NONE {
-                break;
-            }
-            from = end.keys.end;
-            let fallback = Fallback {
-                group,
-                panel: 0,
-                keys: block.start + end.keys.start..block.start + end.keys.end,
-                precision: call.precision,
-                p,
-                first: false,
-                fused: true,
-                values: layout.v,
-                skipped: end.skipped,
+    let memory = Memory {
+        q,
+        packed: task.packed,
+        rows: [&mut *task.kv, v_rows],
+    };
+    let load = Load {
+        queries: &|group, kv, q| pack_queries(kernel, group, &layout, true, kv, q),
+        keys: &|keys, to| convert_keys(kernel, group, layout.k, keys, to),
+        values: &|keys, to| convert_values(kernel, group, layout.v, keys, to),
+    };
+    each_fused_block(
+        group,
+        &layout,
+        memory,
+        &load,
+        &mut |head, block, operands| {
+            let group = &group.of_head(head);
+            heads.switch(state, head);
+            let o = Partial::view(&mut task.partial[head * len..][..len], d_v).o;
+            let o = panel_o(group, 0, o);
+            let call = Softmax {
+                mask: group.mask(0, &block, &mut mask),
+                ..softmax(group, options, 0, &block)
             };
-            fallback.run(kernel, o);
-        }
-    });
+            let mut from = 0;
+            while from < block.len() {
+                let end = kernel.fused(&call, operands, from, p, state, o);
+                if end.skipped == Skipped::NONE {
+                    break;
+                }
+                from = end.keys.end;
+                let fallback = Fallback {
+                    group,
+                    panel: 0,
+                    keys: block.start + end.keys.start..block.start + end.keys.end,
+                    precision: call.precision,
+                    p,
+                    first: false,
+                    fused: true,
+                    values: layout.v,
+                    skipped: end.skipped,
+                };
+                fallback.run(kernel, o);
+            }
+        },
+    );
 }
 
 #[cfg(test)]

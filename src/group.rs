@@ -8,15 +8,18 @@ use crate::problem::Problem;
 use crate::tile::{ORow, PANEL_ROWS, STRIP, strips};
 
 /// The rows of one request and KV head that a task holds, and the keys it attends
-/// them to.
+/// them to; or those of several KV heads.
 #[derive(Clone)]
 pub struct Group<'a> {
     /// The problem, checked.
     pub problem: &'a Problem<'a>,
     /// The request.
     pub request: usize,
-    /// The KV head.
+    /// The KV head; the first, if there are several.
     pub head: usize,
+    /// How many KV heads there are, each with as many rows. More than one only where they are attended
+    /// in turn ([`InTurn`](crate::attend::InTurn)).
+    pub heads: usize,
     /// Rows `j * g + h` of the request, where `g` query heads share the KV head; at
     /// most [`GROUP_ROWS`](crate::tile::GROUP_ROWS).
     pub rows: Range<usize>,
@@ -35,7 +38,23 @@ pub struct Group<'a> {
 impl<'a> Group<'a> {
     /// Whether `other` has the same queries.
     pub fn same_rows(&self, other: &Self) -> bool {
-        (self.request, self.head, &self.rows) == (other.request, other.head, &other.rows)
+        (self.request, self.head, self.heads, &self.rows)
+            == (other.request, other.head, other.heads, &other.rows)
+    }
+
+    /// Whether `other` is the next KV head of the same rows and keys.
+    pub fn is_before(&self, other: &Self) -> bool {
+        (self.request, self.head + self.heads, &self.rows, &self.keys)
+            == (other.request, other.head, &other.rows, &other.keys)
+    }
+
+    /// One of its KV heads.
+    pub fn of_head(&self, i: usize) -> Self {
+        Self {
+            head: self.head + i,
+            heads: 1,
+            ..self.clone()
+        }
     }
 
     /// Panels the rows fill.
@@ -84,6 +103,17 @@ impl<'a> Group<'a> {
     pub fn block(&self, block: usize) -> Range<usize> {
         let start = self.keys.start + block * self.block_keys;
         start..self.keys.end.min(start + self.block_keys)
+    }
+
+    /// The same; behind the last those that the same thread attends next, and then none.
+    pub fn prefetched_block(&self, block: usize) -> Range<usize> {
+        match block.checked_sub(self.blocks()) {
+            None => self.block(block),
+            Some(later) => {
+                let start = self.keys.end + later * self.block_keys;
+                start..self.prefetch_end.min(start + self.block_keys)
+            }
+        }
     }
 
     /// The parts of keys.

@@ -11,7 +11,7 @@ use crate::kernel::shared::Chunks;
 use crate::plan::Plan;
 use crate::problem::{Output, Problem, SharedOutput, in_range};
 use crate::run::{Thread, combine_checked, decode};
-use crate::tile::Workspace;
+use crate::tile::{PANEL_ROWS, Workspace};
 
 /// Threads as somebody has them: a pool of an engine, a runtime's, OpenMP's.
 pub trait ParallelFor {
@@ -56,6 +56,10 @@ pub fn decode_on<W: BorrowMut<Workspace> + Send + Sync>(
         output: output.into(),
         merged: AtomicUsize::new(0),
         each: plan.merges().div_ceil(threads),
+        tasks_each: match plan.partial_tasks() {
+            0 => (plan.tasks() / (threads * TASKS)).clamp(1, PANEL_ROWS),
+            _ => 1,
+        },
         wait: plan
             .groups(problem, 0..1)
             .map(|(_, group)| wait(&group))
@@ -68,6 +72,9 @@ pub fn decode_on<W: BorrowMut<Workspace> + Send + Sync>(
     Ok(())
 }
 
+/// Tasks without partial results that a thread has at least, one after the other: with fewer some would wait for the others.
+const TASKS: usize = 8;
+
 /// A call that several threads share.
 struct Call<'a, W> {
     problem: &'a Problem<'a>,
@@ -79,6 +86,8 @@ struct Call<'a, W> {
     /// Merges that were begun, divided by `each`, which a thread takes at once.
     merged: AtomicUsize,
     each: usize,
+    /// Tasks that a thread takes at once: neighbours may be KV heads that are attended in turn.
+    tasks_each: usize,
     /// Times that a thread looks whether the others have completed their tasks: about as long as a task takes, as long tasks come
     /// first. No longer, as another may wait for this one's processor.
     wait: usize,
@@ -100,17 +109,18 @@ impl<W: BorrowMut<Workspace> + Send> Call<'_, W> {
         let mut groups = self.plan.groups(self.problem, 0..self.plan.tasks());
         let mut passed = 0;
         loop {
-            let (task, mut partial) = self.partials.take();
-            if task >= self.plan.tasks() {
+            let (i, mut partial) = self.partials.take();
+            let start = i.saturating_mul(self.tasks_each);
+            if start >= self.plan.tasks() {
                 break;
             }
-            if let Some((cut, group)) = groups.nth(task - passed) {
-                thread.run(&cut, group, partial.as_deref_mut());
-            }
+            let mut own = partial.as_deref_mut();
+            let neighbours = groups.by_ref().skip(start - passed).take(self.tasks_each);
+            thread.run(neighbours, || own.take());
             if let Some(partial) = partial {
                 partial.give_back();
             }
-            passed = task + 1;
+            passed = start + self.tasks_each;
         }
     }
 

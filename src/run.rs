@@ -5,7 +5,7 @@
 use core::mem;
 use core::ops::Range;
 
-use crate::attend::{Options, Task};
+use crate::attend::{InTurn, Options, Task};
 use crate::epilogue::{MERGED_ROWS, Merge, Write};
 use crate::error::{Argument, Error};
 use crate::group::{Group, Partial};
@@ -13,7 +13,7 @@ use crate::kernel::Backend;
 use crate::kernel::shared::{atomic_u16, atomic_u32};
 use crate::plan::{Cut, Plan, row_groups};
 use crate::problem::{Elements, Output, Problem, SharedElements, SharedOutput, in_range};
-use crate::tile::{PANELS, Workspace, strips};
+use crate::tile::{PANEL_ROWS, PANELS, Workspace, strips};
 
 /// Attends every query to its keys, on one thread, of whose stack it takes up to 64 KiB.
 ///
@@ -31,10 +31,32 @@ pub fn decode(
     Plan::for_threads(problem, 1)?;
     output.check(problem.q_dims(), &problem.shape)?;
     let mut write = Write::to(&mut output);
-    for (cut, group) in row_groups(problem, PANELS) {
+    let groups = row_groups(problem, PANELS);
+    for (cut, group) in in_turn(groups, options) {
         run_all_keys(&cut, &group, options, workspace, write.reborrow());
     }
     Ok(())
+}
+
+/// Joins neighbouring groups to one where their KV heads are attended in turn.
+fn in_turn<'a>(
+    groups: impl Iterator<Item = (Cut, Group<'a>)>,
+    options: &Options,
+) -> impl Iterator<Item = (Cut, Group<'a>)> {
+    let mut groups = groups.peekable();
+    core::iter::from_fn(move || {
+        let (cut, mut group) = groups.next()?;
+        let most = PANEL_ROWS / group.rows.len().max(1);
+        let mut joins = None;
+        while group.heads < most
+            && groups.peek().is_some_and(|(_, next)| group.is_before(next))
+            && *joins.get_or_insert_with(|| options.backend_of(&group).with(InTurn(&group)))
+        {
+            groups.next();
+            group.heads += 1;
+        }
+        Some((cut, group))
+    })
 }
 
 /// Attends the rows of `group` to all keys of its request, one KV split after the other. All was checked.
@@ -45,8 +67,7 @@ fn run_all_keys(
     workspace: &mut Workspace,
     write: Write<'_>,
 ) {
-    let d_v = group.problem.shape.d_v;
-    let len = Partial::len(group.room(), d_v);
+    let len = group.heads * Partial::len(group.room(), group.problem.shape.d_v);
     let Workspace {
         tiles,
         kv,
@@ -73,11 +94,12 @@ fn run_all_keys(
             tiles,
             kv,
             packed,
-            partial: Partial::view(part, d_v),
-            earlier: (split > 0).then(|| Partial::view(earlier, d_v)),
+            partial: part,
+            earlier: (split > 0).then_some(&mut *earlier),
             write: write.take_if(|_| split == last),
         });
-        packed |= group.sees_any();
+        // In turn, each KV head's queries are packed anew.
+        packed |= group.heads == 1 && group.sees_any();
         mem::swap(&mut part, &mut earlier);
     }
 }
@@ -128,9 +150,7 @@ pub fn run_tasks(
     }
     let mut partials = partials.chunks_exact_mut(each);
     let mut thread = Thread::new(options, workspace, output);
-    for (cut, group) in plan.groups(problem, tasks) {
-        thread.run(&cut, group, partials.next());
-    }
+    thread.run(plan.groups(problem, tasks), || partials.next());
     Ok(())
 }
 
@@ -158,13 +178,26 @@ impl<'a, 'o> Thread<'a, 'o> {
         }
     }
 
-    /// Runs a task, into a partial result or into the output.
-    pub fn run(&mut self, cut: &Cut, group: Group<'a>, partial: Option<&mut [f32]>) {
-        let Some(partial) = partial else {
-            self.packed = None;
-            let write = Write::shared(self.output);
-            return run_all_keys(cut, &group, self.options, self.workspace, write);
-        };
+    /// Runs neighbouring tasks, each into the next partial result, or into the output where there is none.
+    pub fn run<'p>(
+        &mut self,
+        groups: impl Iterator<Item = (Cut, Group<'a>)>,
+        mut partial: impl FnMut() -> Option<&'p mut [f32]>,
+    ) {
+        for (cut, group) in in_turn(groups, self.options) {
+            match partial() {
+                Some(partial) => self.run_split(group, partial),
+                None => {
+                    self.packed = None;
+                    let write = Write::shared(self.output);
+                    run_all_keys(&cut, &group, self.options, self.workspace, write);
+                }
+            }
+        }
+    }
+
+    /// Runs a task into a partial result.
+    fn run_split(&mut self, group: Group<'a>, partial: &mut [f32]) {
         let before = self.packed.as_ref();
         let [own, _] = &mut self.workspace.partials;
         let own = &mut own[..partial.len()];
@@ -174,7 +207,7 @@ impl<'a, 'o> Thread<'a, 'o> {
             tiles: &mut self.workspace.tiles,
             kv: &mut self.workspace.kv,
             packed: before.is_some_and(|before| before.same_rows(&group)),
-            partial: Partial::view(own, group.problem.shape.d_v),
+            partial: own,
             earlier: None,
             write: None,
         });

@@ -172,7 +172,11 @@ pub fn pack_queries<K: Kernel>(
             let (j, h) = group.position(panel * PANEL_ROWS + r);
             problem.query(group.request, j, h)
         });
-        let to = &mut to[panel_memory(layout.q, panel)];
+        // Few rows fit one tile in FP32, too.
+        let to = match fused {
+            Some(_) => &mut to[..1],
+            None => &mut to[panel_memory(layout.q, panel)],
+        };
         if layout.q != Dtype::Bf16 {
             // C1 of a panel reads rows beyond the last.
             if fused.is_none() {
@@ -437,131 +441,212 @@ impl<'a> Sources<'a> {
 }
 
 /// Converts the rows of some keys.
-pub type Convert<'a> = &'a dyn Fn(Range<usize>, &mut RowTile);
+type Convert<'a> = &'a dyn Fn(Range<usize>, &mut RowTile);
 
-/// Calls `run` with each block of a group that goes through a fused kernel: its keys and values are needed at
-/// once, so each has its own memory if it is converted, by these functions. Not part of the driver, so
+/// How the operands of fused blocks are loaded.
+pub struct Load<'a> {
+    /// Packs the queries of a KV head's rows, if need be by way of the first K/V buffer.
+    pub queries: &'a dyn Fn(&Group<'_>, &mut RowTile, &mut [QPanel]),
+    /// Converts keys.
+    pub keys: Convert<'a>,
+    /// Converts values.
+    pub values: Convert<'a>,
+}
+
+/// Where they are loaded to.
+pub struct Memory<'a> {
+    /// Queries.
+    pub q: &'a mut [QPanel],
+    /// Whether these are there already.
+    pub packed: bool,
+    /// Keys and values that are converted: both are needed at once.
+    pub rows: [&'a mut RowTile; 2],
+}
+
+/// Calls `run` with each block of a group that goes through a fused kernel, and KV head. Not part of the driver, so
 /// that its lists aren't on the stack of other groups, and all backends share the code.
 #[inline(never)]
 pub fn each_fused_block(
     group: &Group<'_>,
     layout: &Layout,
-    q: &[QPanel],
-    [k_rows, v_rows]: [&mut RowTile; 2],
-    convert: [Convert<'_>; 2],
-    run: &mut dyn FnMut(Range<usize>, &FusedBlock<'_>),
+    memory: Memory<'_>,
+    load: &Load<'_>,
+    run: &mut dyn FnMut(usize, Range<usize>, &FusedBlock<'_>),
 ) {
     let problem = group.problem;
     let shape = &problem.shape;
     let (d_qk, d_v) = (padded_d_qk(shape.d_qk), strips(shape.d_v) * STRIP);
-    let Layout {
-        keys: key_location,
-        values: value_location,
-        k,
-        v,
-        ..
-    } = *layout;
-    // Keys of a block that are listed already stay, as the one before prefetched them.
-    let mut in_cache = RowList::new(k, d_qk);
-    for block in 0..group.blocks() {
+    let (key_location, value_location) = (layout.keys, layout.values);
+    let Memory {
+        q,
+        mut packed,
+        rows: [k_rows, v_rows],
+    } = memory;
+    let mut key_window = Window::new(layout.k, d_qk, list_keys);
+    let mut value_window =
+        (value_location == Location::Cache).then(|| Window::new(layout.v, d_v, list_values));
+    for item in 0..group.blocks() * group.heads {
+        let (block, head) = (item / group.heads, item % group.heads);
         let range = group.block(block);
         let len = range.len();
-        if !group.panel_sees(0, &range) {
-            in_cache.advance(in_cache.len().min(len));
-            continue;
-        }
-        if key_location == Location::Cache {
-            let end = group.prefetch_end.min(range.start + FUSED_KEYS);
-            list_keys(group, range.start + in_cache.len()..end, &mut in_cache);
-        } else {
-            convert[0](range.clone(), k_rows);
-        }
-        if value_location == Location::Converted {
-            convert[1](range.clone(), v_rows);
-        }
-        let mut converted;
-        let keys = if key_location == Location::Cache {
-            in_cache.rows()
-        } else {
-            converted = RowList::new(k, d_qk);
-            list(k_rows, 0..d_qk, len, &mut converted);
-            converted.rows()
-        };
-        let mut located;
-        let prefetch = if key_location == Location::Cache || problem.key_rows().is_none() {
-            keys.pointers()
-        } else {
-            // Those to be converted next.
-            located = *keys.pointers();
-            let end = group.prefetch_end.min(range.end + FUSED_KEYS);
-            locate_keys(group, range.end..end, &mut located);
-            &located
-        };
-        // Rows behind the block may be another task's, and not finite.
-        let complete = len.is_multiple_of(FUSED_MULTIPLE);
-        let heads = keys.heads(d_v);
-        let at_head = value_location == Location::Keys && problem.v_offset == 0;
-        let heads = heads.filter(|_| at_head && complete);
-        let mut listed;
-        let values = if let Some(heads) = heads {
-            heads
-        } else {
-            listed = RowList::new(v, d_v);
-            match (value_location, key_location) {
-                (Location::Keys, Location::Cache) => listed.extend_from(&in_cache, len),
-                (Location::Keys, _) => {
-                    let columns = converted_columns(problem, value_location);
-                    list(k_rows, columns, len, &mut listed);
-                }
-                (Location::Cache, _) => list_values(group, range.clone(), &mut listed),
-                (Location::Converted, _) => list(v_rows, 0..d_v, len, &mut listed),
+        let own = &group.of_head(head);
+        if own.panel_sees(0, &range) {
+            if !packed {
+                (load.queries)(own, k_rows, q);
+                packed = group.heads == 1;
             }
-            listed.rows()
-        };
-        run(
-            range,
-            &FusedBlock {
+            if key_location == Location::Cache {
+                key_window.fill(group);
+            } else {
+                (load.keys)(range.clone(), k_rows);
+            }
+            match &mut value_window {
+                Some(window) => window.fill(group),
+                None if value_location == Location::Converted => {
+                    (load.values)(range.clone(), v_rows)
+                }
+                None => {}
+            }
+            let mut converted;
+            let keys = if key_location == Location::Cache {
+                key_window.list.rows()
+            } else {
+                converted = RowList::new(layout.k, d_qk);
+                list(k_rows, 0..d_qk, len, &mut converted);
+                converted.rows()
+            };
+            let mut located;
+            let prefetch = if key_location == Location::Cache || problem.key_rows().is_none() {
+                keys.pointers()
+            } else {
+                // Those to be converted next.
+                located = *keys.pointers();
+                let end = group.prefetch_end.min(range.end + FUSED_KEYS);
+                locate_keys(group, range.end..end, &mut located);
+                &located
+            };
+            // Rows behind the block may be another task's, and not finite.
+            let complete = len.is_multiple_of(FUSED_MULTIPLE);
+            let full = match &value_window {
+                Some(window) => Some(window.list.rows()),
+                None if value_location == Location::Keys && problem.v_offset == 0 => {
+                    keys.heads(d_v)
+                }
+                None => None,
+            };
+            let mut listed;
+            let values = if let Some(full) = full.filter(|_| complete) {
+                full
+            } else {
+                listed = RowList::new(layout.v, d_v);
+                match (&value_window, value_location, key_location) {
+                    (Some(window), ..) => listed.extend_from(&window.list, len),
+                    (None, Location::Keys, Location::Cache) => {
+                        listed.extend_from(&key_window.list, len);
+                    }
+                    (None, Location::Keys, _) => {
+                        let columns = converted_columns(problem, value_location);
+                        list(k_rows, columns, len, &mut listed);
+                    }
+                    (None, ..) => list(v_rows, 0..d_v, len, &mut listed),
+                }
+                listed.rows()
+            };
+            let operands = FusedBlock {
                 q,
                 keys,
                 prefetch,
                 values,
-            },
-        );
-        in_cache.advance(len);
+                prefetch_values: value_window
+                    .as_ref()
+                    .map(|window| window.list.rows().pointers()),
+            };
+            run(head, range, &operands);
+        }
+        key_window.pass(item, len);
+        if let Some(window) = &mut value_window {
+            window.pass(item, len);
+        }
     }
 }
 
-/// Lists keys in place behind those that are listed, and copies of the last behind them.
-#[inline(never)]
-fn list_keys<'a>(group: &Group<'a>, keys: Range<usize>, list: &mut RowList<'a>) {
-    let (problem, request, head) = (group.problem, group.request, group.head);
-    let width = list.words();
-    // Often an addition for each, and no table: with few rows a nanosecond counts.
-    match problem.contiguous_keys(request, head, &keys) {
-        Some(run) if run.len() == keys.len() * width => list.extend(run.chunks_exact(width)),
-        _ => list_runs(group, keys, list),
-    }
-    list.repeat_last();
+/// Rows in place of a group's blocks and KV heads in turn, from those in use on.
+struct Window<'a> {
+    list: RowList<'a>,
+    /// Appends some rows of a KV head.
+    append: fn(&Group<'a>, Range<usize>, &mut RowList<'a>),
+    /// The first item, a block of a KV head, that isn't listed to its end, and how many of its rows are.
+    item: usize,
+    listed: usize,
 }
 
-/// The same of keys in several runs. Not inlined: the usual case is slower with this loop around it.
+impl<'a> Window<'a> {
+    /// No rows yet.
+    fn new(
+        dtype: Dtype,
+        width: usize,
+        append: fn(&Group<'a>, Range<usize>, &mut RowList<'a>),
+    ) -> Self {
+        Self {
+            list: RowList::new(dtype, width),
+            append,
+            item: 0,
+            listed: 0,
+        }
+    }
+
+    /// Lists as many rows as there is room for, also those of keys that the same thread attends later, and copies of the last.
+    fn fill(&mut self, group: &Group<'a>) {
+        while self.list.len() < FUSED_KEYS {
+            let keys = group.prefetched_block(self.item / group.heads);
+            let start = keys.start + self.listed;
+            let end = keys.end.min(start + FUSED_KEYS - self.list.len());
+            if start >= keys.end {
+                break;
+            }
+            (self.append)(
+                &group.of_head(self.item % group.heads),
+                start..end,
+                &mut self.list,
+            );
+            (self.item, self.listed) = if end == keys.end {
+                (self.item + 1, 0)
+            } else {
+                (self.item, end - keys.start)
+            };
+        }
+        self.list.repeat_last();
+    }
+
+    /// Drops the `len` rows of a item, the first one, whether they were listed or not.
+    fn pass(&mut self, item: usize, len: usize) {
+        self.list.advance(self.list.len().min(len));
+        if self.item <= item {
+            (self.item, self.listed) = (item + 1, 0);
+        }
+    }
+}
+
+/// Lists keys in place behind those that are listed.
 #[inline(never)]
-fn list_runs<'a>(group: &Group<'a>, mut keys: Range<usize>, list: &mut RowList<'a>) {
+fn list_keys<'a>(group: &Group<'a>, mut keys: Range<usize>, list: &mut RowList<'a>) {
     let (problem, request, head) = (group.problem, group.request, group.head);
-    let width = list.words();
-    while let Some(run) = problem.contiguous_keys(request, head, &keys) {
-        list.extend(run.chunks_exact(width));
-        keys.start += run.len() / width;
+    while let Some(run) = problem.key_run(request, head, &keys) {
+        keys.start += run.len;
+        list.extend_run(&run);
     }
     problem.each_key(request, head, keys, |row| list.push(row));
 }
 
-/// The same of values, from the first row on.
+/// The same of values.
 #[inline(never)]
-fn list_values<'a>(group: &Group<'a>, keys: Range<usize>, list: &mut RowList<'a>) {
-    let problem = group.problem;
-    problem.each_value(group.request, group.head, keys, |row| list.push(row));
-    list.repeat_last();
+fn list_values<'a>(group: &Group<'a>, mut keys: Range<usize>, list: &mut RowList<'a>) {
+    let (problem, request, head) = (group.problem, group.request, group.head);
+    while let Some(run) = problem.value_run(request, head, &keys) {
+        keys.start += run.len;
+        list.extend_run(&run);
+    }
+    problem.each_value(request, head, keys, |row| list.push(row));
 }
 
 /// The addresses of keys.

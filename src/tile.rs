@@ -27,6 +27,8 @@
 //! 32-bit lane, so operands are stored as pairs in a `u32`: the element of even
 //! index in the low half. Q pairs two features, P and V pair two keys.
 
+use core::ops::Range;
+
 use half::bf16;
 
 /// The Ascend 910's memories and the paper's cut of them, in bytes.
@@ -196,6 +198,21 @@ impl RowState {
         max: [f32::NEG_INFINITY; PANEL_ROWS],
         ..Self::ZERO
     };
+
+    /// Overwrites rows from row `to` on by some of another panel's.
+    pub fn copy_rows(&mut self, to: usize, from: &Self, rows: Range<usize>) {
+        let own = to..to + rows.len();
+        for (to, from) in [
+            (&mut self.reference, &from.reference),
+            (&mut self.sum, &from.sum),
+            (&mut self.rounded_sum, &from.rounded_sum),
+            (&mut self.c, &from.c),
+            (&mut self.factor, &from.factor),
+            (&mut self.max, &from.max),
+        ] {
+            to[own.clone()].copy_from_slice(&from[rows.clone()]);
+        }
+    }
 }
 
 /// The on-chip memories of one task, but for the K/V buffers.

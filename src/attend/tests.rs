@@ -155,6 +155,7 @@ impl Drive<'_> {
             problem: self.problem,
             request: 0,
             head: 0,
+            heads: 1,
             rows: 0..rows,
             keys: 0..s_k,
             prefetch_end: s_k,
@@ -173,7 +174,7 @@ impl Drive<'_> {
             tiles: &mut workspace.tiles,
             kv: &mut workspace.kv,
             packed: false,
-            partial: Partial::view(&mut memory, D_V),
+            partial: &mut memory,
             earlier: None,
             write: None,
         };

@@ -285,6 +285,9 @@ pub struct FusedBlock<'a> {
     /// Rows to prefetch some keys before their use: the keys and those behind them, or others in their
     /// place. These may be anywhere.
     pub prefetch: &'a [*const Word; FUSED_KEYS],
+    /// The same of values, where they are rows of their own: C1 prefetches keys then, and C2 values. Otherwise each prefetches
+    /// half of the keys.
+    pub prefetch_values: Option<&'a [*const Word; FUSED_KEYS]>,
     /// Its values, and copies of the last up to a [multiple](FUSED_MULTIPLE): one that isn't finite
     /// there would show. It may be `keys` itself, where values are the heads of keys and there are
     /// whole multiples of them.

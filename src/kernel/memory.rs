@@ -7,6 +7,7 @@ use half::bf16;
 
 use crate::error::{Argument, Error};
 use crate::format::{Dtype, Q4_0, Q8_0};
+use crate::problem::Run;
 use crate::tile::{BLOCK_KEYS, MAX_D_QK, QPanel, RowTile, Workspace};
 
 /// Panels as rows of BF16, if they have room for a block of them.
@@ -110,6 +111,23 @@ impl<'a> RowList<'a> {
             *to = row[..words].as_ptr();
         }
         self.len = FUSED_KEYS - to.len();
+    }
+
+    /// Appends heads of rows that are equally far apart, as many as there is room for.
+    pub fn extend_run(&mut self, run: &Run<'a>) {
+        let words = self.words();
+        let to = &mut self.rows[self.len..];
+        let len = run.len.min(to.len());
+        if len == 0 {
+            return;
+        }
+        // All are in memory, as the last one is.
+        let end = (len - 1) * run.stride + words;
+        let first = run.rows[..end].as_ptr();
+        for (i, to) in to[..len].iter_mut().enumerate() {
+            *to = first.wrapping_add(i * run.stride);
+        }
+        self.len += len;
     }
 
     /// Appends the head of a row, if there is room.

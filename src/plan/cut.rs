@@ -217,6 +217,7 @@ impl Cut {
             problem,
             request,
             head,
+            heads: 1,
             rows: start..end.min(start + panels * PANEL_ROWS),
             prefetch_end: keys.end,
             keys,

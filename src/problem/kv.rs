@@ -18,6 +18,16 @@ pub(super) enum Slot {
     Extra([usize; 2]),
 }
 
+/// Rows that are equally far apart.
+pub struct Run<'a> {
+    /// The first row, and all behind it.
+    pub rows: &'a [Word],
+    /// Words from row to row.
+    pub stride: usize,
+    /// How many there are.
+    pub len: usize,
+}
+
 /// The row of an index that names no key. It is hidden as well.
 static ZEROS: Zeros = Zeros([Word::ZERO; _]);
 /// Aligned as numbers of every format.
@@ -211,72 +221,70 @@ impl<'a> Problem<'a> {
         tensor: &TensorRef<'a>,
         columns: Range<usize>,
         [b, head]: [usize; 2],
-        keys: Range<usize>,
+        mut keys: Range<usize>,
         mut visit: impl FnMut(&'a [Word]),
     ) {
-        let words = |tensor: &TensorRef<'a>| {
-            let (data, each) = tensor.data.words().unwrap_or_default();
-            (data, tensor.strides.map(|stride| each * stride))
-        };
         let Some(dtype) = tensor.data.dtype() else {
             return;
         };
         let first = dtype.words(columns.start);
         let width = dtype.words(columns.end) - first;
-        let (data, [over_outer, over_token, over_head]) = words(tensor);
-        let base = head * over_head + first;
-        // With a handful of heads a nanosecond for each row counts: the usual case has its own code.
-        if self.sparse.is_none() {
-            let mut keys = keys;
-            // Chunks, where rows don't overlap.
-            while over_token >= first + width
-                && let Some(([outer, token], run)) = self.run(b, &keys)
-            {
-                let first = base + outer * over_outer + token * over_token;
-                for row in data[first..].chunks(over_token).take(run) {
-                    visit(&row[..width]);
-                }
-                keys.start += run;
+        while let Some(run) = self.row_run(tensor, columns.clone(), [b, head], &keys) {
+            for i in 0..run.len {
+                visit(&run.rows[i * run.stride..][..width]);
             }
-            for [outer, token] in self.locate(b, keys) {
-                let start = base + outer * over_outer + token * over_token;
-                visit(&data[start..start + width]);
-            }
-            return;
+            keys.start += run.len;
         }
-        let (extra, strides) = words(self.extra());
+        let words = |tensor: &TensorRef<'a>| {
+            let (data, each) = tensor.data.words().unwrap_or_default();
+            (data, tensor.strides.map(|stride| each * stride))
+        };
+        let (data, strides) = words(tensor);
+        let (extra, extra_strides) = words(self.extra());
         for slot in self.slots(b, head, keys) {
-            let (data, start) = match slot {
-                Some(Slot::Cache([outer, token])) => {
-                    (data, base + outer * over_outer + token * over_token)
+            let (data, strides, [outer, token]) = match slot {
+                Some(Slot::Cache(at)) => (data, strides, at),
+                Some(Slot::Extra(at)) => (extra, extra_strides, at),
+                None => {
+                    visit(&ZEROS.0[..width]);
+                    continue;
                 }
-                Some(Slot::Extra([outer, token])) => (
-                    extra,
-                    outer * strides[0] + token * strides[1] + head * strides[2] + first,
-                ),
-                None => (&ZEROS.0[..], 0),
             };
-            visit(&data[start..start + width]);
+            let start = outer * strides[0] + token * strides[1] + head * strides[2] + first;
+            visit(&data[start..][..width]);
         }
     }
 
-    /// The longest contiguous run of `keys` from the first on: all of
-    /// them, or those of a page. `None` where rows aren't contiguous, or pages are small.
-    pub(crate) fn contiguous_keys(
+    /// The longest run of `keys` from the first on whose rows are equally far apart: all of them, or those of a page. `None` where
+    /// pages are small, or keys are chosen one by one.
+    pub(crate) fn key_run(&self, b: usize, head: usize, keys: &Range<usize>) -> Option<Run<'a>> {
+        let [width, _] = self.k_widths();
+        self.row_run(&self.kv, 0..width, [b, head], keys)
+    }
+
+    /// The same of values.
+    pub(crate) fn value_run(&self, b: usize, head: usize, keys: &Range<usize>) -> Option<Run<'a>> {
+        let (tensor, columns) = self.value_columns();
+        self.row_run(tensor, columns, [b, head], keys)
+    }
+
+    fn row_run(
         &self,
-        b: usize,
-        head: usize,
+        tensor: &TensorRef<'a>,
+        columns: Range<usize>,
+        [b, head]: [usize; 2],
         keys: &Range<usize>,
-    ) -> Option<&'a [Word]> {
-        let (data, each) = self.kv.data.words()?;
-        let [over_outer, over_token, over_head] = self.kv.strides.map(|stride| each * stride);
-        let width = self.kv.data.dtype()?.words(self.shape.d_qk);
-        if over_token != width {
-            return None;
-        }
-        let ([outer, token], run) = self.run(b, keys)?;
-        let first = outer * over_outer + token * over_token + head * over_head;
-        data.get(first..)?.get(..run * width)
+    ) -> Option<Run<'a>> {
+        let (data, each) = tensor.data.words()?;
+        let first = tensor.data.dtype()?.words(columns.start);
+        let [over_outer, over_token, over_head] = tensor.strides.map(|stride| each * stride);
+        let ([outer, token], len) = self.run(b, keys)?;
+        let start = outer * over_outer + token * over_token + head * over_head + first;
+        Some(Run {
+            rows: data.get(start..)?,
+            stride: over_token,
+            len,
+        })
     }
 
     /// The indices of the first key, and the number of keys from it on at the stride of tokens: all

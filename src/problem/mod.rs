@@ -16,6 +16,7 @@ mod validate;
 
 use half::bf16;
 
+pub(crate) use kv::Run;
 pub use output::{Elements, EmptyLse, Lse, LseBase, Output, SharedElements, SharedOutput};
 pub(crate) use validate::in_range;
 

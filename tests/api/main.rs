@@ -26,7 +26,7 @@ use layouts::{
     strided_inputs_and_outputs,
 };
 use tasks::{
-    chosen_splits, keys_behind_a_task_do_not_matter, panels_alone_and_in_groups,
+    chosen_splits, keys_behind_a_task_do_not_matter, kv_heads_in_turn, panels_alone_and_in_groups,
     panels_that_see_less_alone_and_in_groups, tasks_in_any_order, two_rows_beside_full_groups,
 };
 
@@ -38,6 +38,7 @@ suites![
     bf16_is_f32_rounded,
     tasks_in_any_order,
     chosen_splits,
+    kv_heads_in_turn,
     two_rows_beside_full_groups,
     panels_alone_and_in_groups,
     panels_that_see_less_alone_and_in_groups,

@@ -5,8 +5,8 @@ use std::thread;
 
 use amla::tile::{GROUP_ROWS, PANEL_ROWS, PANELS};
 use amla::{
-    Argument, Backend, BackendId, Error, Options, Plan, Problem, ProblemShape, SharedOutput, Split,
-    TailMask, combine, run_tasks,
+    Argument, Backend, BackendId, Data, Error, Options, Plan, Problem, ProblemShape, SharedOutput,
+    Split, TailMask, TensorRef, combine, run_tasks,
 };
 use half::bf16;
 
@@ -74,6 +74,70 @@ fn in_order(problem: &Problem, options: &Options, order: &[usize], threads: usiz
         });
         Ok(())
     })
+}
+
+/// One thread attends few rows of several KV heads in turn, block by block; a task has those of one. Over several blocks and KV
+/// splits, with keys in any order of memory, with keys that some rows don't see, and with values that aren't finite.
+pub fn kv_heads_in_turn(backend: Backend) {
+    const D_QK: usize = 96;
+    const D_V: usize = 64;
+    for (h_kv, group, s_q, s_k) in [
+        (70, 1, 1, 530),
+        (5, 2, 2, 4200),
+        (9, 8, 1, 4100),
+        (3, 20, 1, 300),
+    ] {
+        let shape = ProblemShape {
+            b: 1,
+            s_q,
+            s_k,
+            h_q: h_kv * group,
+            h_kv,
+            d_qk: D_QK,
+            d_v: D_V,
+        };
+        let q = normal(1, 1.0, s_q * h_kv * group * D_QK);
+        let kv = normal(2, 1.0, s_k * h_kv * D_QK);
+        let v = normal(3, 1.0, s_k * h_kv * D_V);
+        let mut bad = v.clone();
+        bad[((s_k - 1) * h_kv + 1) * D_V + 3] = bf16::INFINITY;
+        let latent = Problem {
+            causal: true,
+            ..Problem::dense(shape, &q, &kv, 0.3)
+        };
+        let values = |v, strides| {
+            let data = Data::Bf16(v);
+            Some(TensorRef { data, strides })
+        };
+        let token_major = Problem {
+            v: values(&v, [0, h_kv * D_V, D_V]),
+            ..latent
+        };
+        let mut head_major = Problem {
+            v: values(&bad, [0, D_V, s_k * D_V]),
+            window: Some(s_k / 2),
+            ..latent
+        };
+        head_major.kv.strides = [0, D_QK, s_k * D_QK];
+        let not_finite = Problem {
+            v: values(&bad, [0, h_kv * D_V, D_V]),
+            ..latent
+        };
+        for problem in [latent, token_major, head_major, not_finite] {
+            for options in modes(backend) {
+                let order = shuffled(finest(&problem).tasks());
+                let want = in_order(&problem, &options, &order, 2);
+                assert!(
+                    decoded(&problem, &options) == want,
+                    "{shape:?}, {options:?}"
+                );
+                assert!(
+                    combined(&problem, &options) == want,
+                    "{shape:?}, {options:?}"
+                );
+            }
+        }
+    }
 }
 
 /// A partial result has memory for the largest group; a request's last group may have 2 rows.

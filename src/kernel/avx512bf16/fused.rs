@@ -146,6 +146,22 @@ struct Call<'a, const MLA: bool> {
 }
 
 impl<const MLA: bool> Call<'_, MLA> {
+    /// The rows that C1 and C2 prefetch, from keys and from values on; and closer ones again.
+    fn prefetched(
+        &self,
+        [keys, values]: [usize; 2],
+        count: usize,
+    ) -> [(&[*const bf16], &[*const bf16]); TIMES] {
+        LATER.map(|later| {
+            let keys = &self.block.prefetch[keys - later..][..count];
+            match self.block.prefetch_values {
+                None => keys.split_at(count / 2),
+                // C2 needs all of them at once.
+                Some(rows) => (keys, &rows[values - later..][..count]),
+            }
+        })
+    }
+
     /// All stages of the keys from one on, in steps of `VECTORS` vectors of keys and over `TILES` tiles of rows.
     #[cfg_attr(not(amla_emulated), target_feature(enable = "avx512bf16,avx512dq,avx512vl"))]
     fn steps<P: Policy, const TILES: usize, const VECTORS: usize>(
@@ -195,9 +211,7 @@ impl<const MLA: bool> Call<'_, MLA> {
                 skips: call.mask.is_some() || padded > len,
                 keys: &self.block.keys[first..][..padded],
                 values: self.block.values[first..][..padded].as_chunks().0,
-                next: LATER
-                    .map(|later| next - later)
-                    .map(|from| self.block.prefetch[from..][..padded].split_at(padded / 2)),
+                next: self.prefetched([next, first + at_once + MARGIN], padded),
             };
             if const { VECTORS == LONG && P::TIMES > 1 } {
                 for row in self.block.prefetch[next..][..padded]
@@ -304,8 +318,18 @@ impl<P: Policy, const TILES: usize, const MLA: bool> Step<'_, P, TILES, MLA> {
         // A group prefetches two rows; with two tiles, each one of them.
         const { assert!(fused_rows::ROWS == 2 * (KEYS / GROUP)) };
         let second = usize::from(row > 0);
+        let (_, more) = self.next[0].0.split_at(self.keys.len() / 2);
         for group in groups {
             let keys: &[_; GROUP] = &self.keys.as_chunks().0[group];
+            if row == 0
+                && let Some(rows) = more.get(2 * group..2 * group + 2)
+            {
+                for row in rows {
+                    for line in 0..self.block.lines() {
+                        P::HINT.line(zmm, row.wrapping_add(line * LINE));
+                    }
+                }
+            }
             let mut acc = [[_mm512_setzero_ps(); N]; GROUP];
             for half in 0..2 {
                 let mut next = self.next.map(|rows| {
@@ -367,7 +391,8 @@ impl<P: Policy, const TILES: usize, const MLA: bool> Step<'_, P, TILES, MLA> {
             let half = rows.len() / 2;
             if row > 0 { &rows[half..] } else { rows }
         });
-        let prefetch = PrefetchRows::of(next, self.block.lines(), TILES * self.block.strips());
+        let passes = TILES * self.block.strips();
+        let prefetch = PrefetchRows::of(next, self.block.prefetched_in_c2(), passes);
         for (strip, o) in o.chunks_mut(self.rows).enumerate() {
             let o: &mut [_; N] = &mut o[row..].as_chunks_mut().0[0];
             if *skipped >> strip & 1 != 0 {

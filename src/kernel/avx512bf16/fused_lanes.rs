@@ -219,7 +219,11 @@ impl<const MLA: bool> Call<'_, MLA> {
                 keys: &block.keys[first..],
                 values: block.values[first..][..padded].as_chunks().0,
                 next,
-                next_in_c2: &next[padded / 2..padded],
+                next_in_c2: match block.prefetch_values {
+                    None => &next[padded / 2..padded],
+                    // All of them are needed at once.
+                    Some(values) => &values[first + STEP..][..padded],
+                },
             };
             step.scores::<GROUP, HALF, VECTORS, SHARED>(padded, q, &mut s);
             let middles = Middles {
@@ -308,6 +312,13 @@ impl<const MLA: bool> Step<'_, MLA> {
         let tiles = of.as_chunks_mut().0.iter_mut();
         for (group, ((keys, next), tile)) in keys.zip(next).zip(tiles).take(groups).enumerate() {
             self.touch(HALF * group + STEP / 2);
+            if self.block.prefetch_values.is_some() {
+                for row in &self.next[HALF * (groups + group)..][..HALF] {
+                    for line in 0..self.block.lines() {
+                        self.zmm.prefetch(row.wrapping_add(line * LINE));
+                    }
+                }
+            }
             self.qk::<GROUP, HALF, VECTORS, SHARED>(keys, next, q, tile, largest);
             *len += HALF;
         }
@@ -452,7 +463,7 @@ impl<const MLA: bool> Step<'_, MLA> {
         let time = VECTOR_PAIRS * strip + part;
         // All of them for the pages of what the next C1 prefetches.
         self.touch(STEP + STEP / 2 * time / times);
-        let prefetch = PrefetchRows::of([self.next_in_c2], self.block.lines(), times);
+        let prefetch = PrefetchRows::of([self.next_in_c2], self.block.prefetched_in_c2(), times);
         let column = strip * STRIP + part * skinny::VECTOR_PAIR;
         let mut acc = [[_mm512_setzero_ps(); 2]; N];
         for part in &probs.parts[..probs.len] {

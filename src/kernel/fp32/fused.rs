@@ -147,13 +147,14 @@ pub struct Step<'a> {
     q: &'a [f32],
     chunks: usize,
     strips: usize,
-    /// Rows that C2 prefetches with each group of keys of each strip.
+    /// Rows that C2 prefetches with each group of keys of each strip, and their chunks.
     rows_each: usize,
+    chunks_each: usize,
     /// Full groups. Each is valid for reads of `chunks` chunks.
     keys: &'a [*const Word],
     /// Each is valid for reads of O's strips.
     values: &'a [[*const Word; GROUP]],
-    /// The rows that C1 prefetches, and those that C2 does: half as many as keys each.
+    /// The rows that C1 prefetches, and those that C2 does: half as many as keys, or as many.
     prefetch: [&'a [*const Word]; 2],
     /// Whether they are prefetched into L2, or else into L1d.
     into_l2: bool,
@@ -203,6 +204,7 @@ pub fn fused<T: Tiles>(
     let q: &[f32] = bytemuck::cast_slice(block.q);
     let (keys, values) = (block.keys.pointers(), block.values.pointers());
     let at_once = if rows <= SHORT_ROWS { SHORT } else { LONG };
+    let apart = block.prefetch_values.is_some();
     let mut scores = Scores([[0.0; _]; _]);
     let mut bases = Bases::of(call, state);
     let into_l2 = tiles.prefetches_into_l2();
@@ -214,18 +216,23 @@ pub fn fused<T: Tiles>(
         let range = first..call.keys.min(first + at_once);
         // Full groups: the scores of keys beyond count for nothing.
         let padded = range.len().next_multiple_of(GROUP);
-        let prefetch = &block.prefetch[first + at_once + DISTANCE..][..padded];
+        let next = first + at_once + DISTANCE;
+        let prefetch = match block.prefetch_values {
+            Some(values) => [block.prefetch, values].map(|rows| &rows[next..][..padded]),
+            None => block.prefetch[next..][..padded].split_at(padded / 2).into(),
+        };
         let step = Step {
             rows,
             q: &q[..rows * d_qk],
             chunks,
             strips,
-            rows_each: GROUP / 2 / strips,
+            rows_each: if apart { GROUP } else { GROUP / 2 } / strips,
+            chunks_each: if apart { d_v / CHUNK } else { chunks },
             into_l2,
             skips: call.mask.is_some() || padded > range.len(),
             keys: &keys[first..][..padded],
             values: values[first..][..padded].as_chunks().0,
-            prefetch: prefetch.split_at(padded / 2).into(),
+            prefetch,
         };
         for (row, qk) in row_tiles(rows, tiles_of.0) {
             // SAFETY: the token proves the features.
@@ -288,7 +295,7 @@ fn row_tiles<F: Copy>(rows: usize, tiles: &[F]) -> impl Iterator<Item = (usize, 
     })
 }
 
-/// C1: scores of the `N` rows from `row` on, `K` keys at a time: two or four. For each pair of keys it prefetches a row.
+/// C1: scores of the `N` rows from `row` on, `K` keys at a time: two or four. For each pair of keys it prefetches a row, or two.
 #[inline(always)]
 pub fn fused_qk<S: Simd, E: Element<S>, const N: usize, const K: usize>(
     simd: S,
@@ -303,9 +310,17 @@ pub fn fused_qk<S: Simd, E: Element<S>, const N: usize, const K: usize>(
     let rows = step.rows;
     assert!(row + N <= rows && step.q.len() == rows * step.chunks * CHUNK);
     let q = lanes::<S>(step.q);
+    let (first, second) = step.prefetch[0].split_at(step.keys.len() / 2);
     for (tile, keys) in step.keys.as_chunks::<K>().0.iter().enumerate() {
         let mut prefetch = [core::ptr::null(); K];
-        prefetch[..K / 2].copy_from_slice(&step.prefetch[0][tile * K / 2..][..K / 2]);
+        prefetch[..K / 2].copy_from_slice(&first[tile * K / 2..][..K / 2]);
+        if let Some(rows) = second.get(tile * K / 2..(tile + 1) * K / 2) {
+            for row in rows {
+                for chunk in 0..step.chunks {
+                    step.prefetch_chunk::<S, E>(simd, *row, chunk);
+                }
+            }
+        }
         let mut acc = [[[simd.splat(0.0); N]; K]; 2];
         for chunk in 0..step.chunks {
             for i in 0..K / 2 {
@@ -391,7 +406,7 @@ pub fn fused_pv<S: Simd, E: Element<S>, const N: usize, const V: usize>(
                     probs[r] = &p[r].as_chunks().0[group];
                 }
                 let visit = strip * step.values.len() + group;
-                let (chunk, end) = (part * step.chunks / parts, (part + 1) * step.chunks / parts);
+                let [chunk, end] = [part, part + 1].map(|part| part * step.chunks_each / parts);
                 for &row in &step.prefetch[1][visit * step.rows_each..][..step.rows_each] {
                     // Unrolled: a loop that ends after some chunks is mispredicted.
                     for i in 0..const { MAX_CHUNKS.div_ceil(STRIP / (V * 2 * S::LANES)) } {

@@ -223,6 +223,7 @@ impl<const D_QK: usize, const D_V: usize> Visitor for Fused<'_, D_QK, D_V> {
                 Some(heads) if self.latent => heads,
                 _ => values.rows(),
             },
+            prefetch_values: (!self.latent).then(|| values.rows().pointers()),
         };
         let (mut o, mut state) = match self.before {
             Some(before) => (before.o.clone(), before.state),

@@ -17,8 +17,11 @@ fn every_line_is_prefetched() {
             .flat_map(|n| (1..=4).map(move |v| (n, v)))
         {
             let (lines, strips) = (d_qk / LINE, d_v / STRIP);
-            check(lines, strips, often, vectors, PAIRS);
-            check(lines, strips, often, vectors, KEYS / often);
+            // Half of the keys, or all values.
+            for (lines, count) in [(lines, ROWS), (d_v / LINE, KEYS)] {
+                check((lines, count), strips, often, vectors, PAIRS);
+                check((lines, count), strips, often, vectors, KEYS / often);
+            }
         }
     }
 }
@@ -34,12 +37,18 @@ impl Prefetch<1> for Recorder {
     }
 }
 
-fn check(lines: usize, strips: usize, often: usize, vectors: usize, steps: usize) {
+fn check(
+    (lines, count): (usize, usize),
+    strips: usize,
+    often: usize,
+    vectors: usize,
+    steps: usize,
+) {
     let row = |r: usize| core::ptr::without_provenance(0x10000 * (r + 1));
-    let rows: Vec<*const bf16> = (0..vectors * ROWS).map(row).collect();
+    let rows: Vec<*const bf16> = (0..vectors * count).map(row).collect();
     let recorder = Recorder(RefCell::new(Vec::new()));
     let times = often * strips;
-    let prefetch = PrefetchRows::of([&rows], lines, times);
+    let prefetch = PrefetchRows::of([&rows], (lines, count), times);
     for i in 0..times * vectors {
         let mut lines = prefetch.pass(i, steps, &recorder);
         (0..steps).for_each(|_| lines.prefetch(&recorder));

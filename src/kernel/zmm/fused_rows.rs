@@ -28,8 +28,9 @@ pub struct Block<'a, const MLA: bool> {
     q: &'a [u32],
     /// Each is valid for reads of as many lines.
     pub keys: &'a [*const bf16; FUSED_KEYS],
-    /// Rows to prefetch; these may be anywhere.
+    /// Rows to prefetch; these may be anywhere. Values, where they are rows of their own.
     pub prefetch: &'a [*const bf16; FUSED_KEYS],
+    pub prefetch_values: Option<&'a [*const bf16; FUSED_KEYS]>,
     /// Each is valid for reads of as many strips.
     pub values: &'a [*const bf16; FUSED_KEYS],
     lines: usize,
@@ -45,6 +46,7 @@ impl<'a, const MLA: bool> Block<'a, MLA> {
             q: block.q[0].0.as_flattened(),
             keys: block.keys.pointers(),
             prefetch: block.prefetch,
+            prefetch_values: block.prefetch_values,
             values: block.values.pointers(),
             lines: d_qk / LINE,
             strips: d_v / STRIP,
@@ -60,6 +62,15 @@ impl<'a, const MLA: bool> Block<'a, MLA> {
     #[inline(always)]
     pub const fn lines(&self) -> usize {
         if MLA { MAX_D_QK / LINE } else { self.lines }
+    }
+
+    /// Lines of each row that C2 prefetches, and how many rows with a vector of keys: half of the keys, or all values.
+    #[inline(always)]
+    pub const fn prefetched_in_c2(&self) -> (usize, usize) {
+        match self.prefetch_values {
+            None => (self.lines(), ROWS),
+            Some(_) => (self.strips() * STRIP / LINE, KEYS),
+        }
     }
 
     /// Strips of a value, and of O.
@@ -90,16 +101,20 @@ pub struct PrefetchRows<'a, const LISTS: usize> {
 }
 
 impl<'a, const LISTS: usize> PrefetchRows<'a, LISTS> {
-    /// Of rows of `lines` lines: C2 makes `passes` over a vector of keys, at most twice [`ROWS`]. If that is neither a divisor nor
-    /// twice as many, some rows aren't prefetched.
+    /// Of rows of some lines, a number of them with a vector of keys: C2 makes `passes` over it, at most twice [`ROWS`]. If the rows are neither
+    /// a multiple nor half as many, some aren't prefetched.
     #[inline(always)]
-    pub fn of(rows: [&'a [*const bf16]; LISTS], lines: usize, passes: usize) -> Self {
+    pub fn of(
+        rows: [&'a [*const bf16]; LISTS],
+        (lines, count): (usize, usize),
+        passes: usize,
+    ) -> Self {
         debug_assert!(passes <= 2 * ROWS);
         Self {
             rows,
             lines,
-            halves: passes > ROWS,
-            each: (ROWS / passes).max(1),
+            halves: passes > count,
+            each: (count / passes).max(1),
         }
     }
 
