@@ -105,7 +105,7 @@ impl<'a> Group<'a> {
         start..self.keys.end.min(start + self.block_keys)
     }
 
-    /// The same; behind the last those that the same thread attends next, and then none.
+    /// The keys of a block; behind the last those of a block up to `prefetch_end`, and then none.
     pub fn prefetched_block(&self, block: usize) -> Range<usize> {
         match block.checked_sub(self.blocks()) {
             None => self.block(block),

@@ -4,14 +4,14 @@ use core::borrow::BorrowMut;
 use core::hint;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::attend::Options;
+use crate::attend::{InTurn, Options};
 use crate::error::{Argument, Error};
 use crate::group::Group;
 use crate::kernel::shared::Chunks;
 use crate::plan::Plan;
 use crate::problem::{Output, Problem, SharedOutput, in_range};
 use crate::run::{Thread, combine_checked, decode};
-use crate::tile::{PANEL_ROWS, Workspace};
+use crate::tile::Workspace;
 
 /// Threads as somebody has them: a pool of an engine, a runtime's, OpenMP's.
 pub trait ParallelFor {
@@ -56,10 +56,7 @@ pub fn decode_on<W: BorrowMut<Workspace> + Send + Sync>(
         output: output.into(),
         merged: AtomicUsize::new(0),
         each: plan.merges().div_ceil(threads),
-        tasks_each: match plan.partial_tasks() {
-            0 => (plan.tasks() / (threads * TASKS)).clamp(1, PANEL_ROWS),
-            _ => 1,
-        },
+        tasks_each: tasks_each(problem, options, plan, threads),
         wait: plan
             .groups(problem, 0..1)
             .map(|(_, group)| wait(&group))
@@ -72,8 +69,38 @@ pub fn decode_on<W: BorrowMut<Workspace> + Send + Sync>(
     Ok(())
 }
 
-/// Tasks without partial results that a thread has at least, one after the other: with fewer some would wait for the others.
-const TASKS: usize = 8;
+/// How many tasks a thread takes at once: some KV heads of a request, if it attends them in turn, and if no thread then waits long
+/// for the others.
+fn tasks_each(problem: &Problem<'_>, options: &Options, plan: &Plan, threads: usize) -> usize {
+    /// Times that a thread takes tasks, about, where requests are as long as the longest.
+    const TIMES: usize = 8;
+    let h_kv = problem.shape.h_kv;
+    let mut groups = plan.groups(problem, 0..1);
+    let Some((_, group)) = groups
+        .next()
+        .filter(|_| h_kv > 1 && plan.partial_tasks() == 0)
+    else {
+        return 1;
+    };
+    if !options.backend_of(&group).with(InTurn(&group)) {
+        return 1;
+    }
+    // Tasks as long as the longest that take as long as all.
+    let long = if problem.has_equal_requests() {
+        plan.tasks()
+    } else {
+        let lens = problem
+            .sequences_from(0)
+            .map(|sequence| problem.len(sequence));
+        let (all, most) = lens.fold((0_usize, 1), |(all, most), len| {
+            (all.saturating_add(len), len.max(most))
+        });
+        (all / most).saturating_mul(h_kv)
+    };
+    let most = (long / threads.saturating_mul(TIMES)).clamp(1, h_kv);
+    let divisor = (1..=most).rev().find(|&n| h_kv.is_multiple_of(n));
+    divisor.unwrap_or(1)
+}
 
 /// A call that several threads share.
 struct Call<'a, W> {

@@ -198,6 +198,8 @@ impl<'a, 'o> Thread<'a, 'o> {
 
     /// Runs a task into a partial result.
     fn run_split(&mut self, group: Group<'a>, partial: &mut [f32]) {
+        // Neighbours have other KV splits.
+        debug_assert!(group.heads == 1);
         let before = self.packed.as_ref();
         let [own, _] = &mut self.workspace.partials;
         let own = &mut own[..partial.len()];

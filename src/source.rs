@@ -482,9 +482,9 @@ pub fn each_fused_block(
         mut packed,
         rows: [k_rows, v_rows],
     } = memory;
-    let mut key_window = Window::new(layout.k, d_qk, list_keys);
-    let mut value_window =
-        (value_location == Location::Cache).then(|| Window::new(layout.v, d_v, list_values));
+    let mut key_window = PrefetchWindow::new(layout.k, d_qk, list_keys);
+    let mut value_window = (value_location == Location::Cache)
+        .then(|| PrefetchWindow::new(layout.v, d_v, list_values));
     for item in 0..group.blocks() * group.heads {
         let (block, head) = (item / group.heads, item % group.heads);
         let range = group.block(block);
@@ -525,7 +525,7 @@ pub fn each_fused_block(
                 locate_keys(group, range.end..end, &mut located);
                 &located
             };
-            // Rows behind the block may be another task's, and not finite.
+            // Rows behind the block may be another task's or KV head's, and not finite.
             let complete = len.is_multiple_of(FUSED_MULTIPLE);
             let full = match &value_window {
                 Some(window) => Some(window.list.rows()),
@@ -559,6 +559,7 @@ pub fn each_fused_block(
                 values,
                 prefetch_values: value_window
                     .as_ref()
+                    .filter(|_| problem.v.is_some())
                     .map(|window| window.list.rows().pointers()),
             };
             run(head, range, &operands);
@@ -571,7 +572,7 @@ pub fn each_fused_block(
 }
 
 /// Rows in place of a group's blocks and KV heads in turn, from those in use on.
-struct Window<'a> {
+struct PrefetchWindow<'a> {
     list: RowList<'a>,
     /// Appends some rows of a KV head.
     append: fn(&Group<'a>, Range<usize>, &mut RowList<'a>),
@@ -580,7 +581,7 @@ struct Window<'a> {
     listed: usize,
 }
 
-impl<'a> Window<'a> {
+impl<'a> PrefetchWindow<'a> {
     /// No rows yet.
     fn new(
         dtype: Dtype,
@@ -618,7 +619,7 @@ impl<'a> Window<'a> {
         self.list.repeat_last();
     }
 
-    /// Drops the `len` rows of a item, the first one, whether they were listed or not.
+    /// Drops the `len` rows of an item, the first one, whether they were listed or not.
     fn pass(&mut self, item: usize, len: usize) {
         self.list.advance(self.list.len().min(len));
         if self.item <= item {

@@ -5,8 +5,8 @@ mod common;
 use std::thread;
 
 use amla::{
-    Argument, Elements, Error, Options, Output, ParallelFor, Plan, Rayon, Workspace, decode,
-    decode_on,
+    Argument, Elements, Error, Options, Output, ParallelFor, Plan, Problem, ProblemShape, Rayon,
+    Workspace, decode, decode_on,
 };
 use common::{Case, backends, normal, workspace};
 use half::{bf16, f16};
@@ -207,6 +207,55 @@ fn pools_of_any_kind() {
                 .unwrap();
                 assert!((o, lse) == want, "for {planned}, on {threads}");
             }
+        }
+    }
+}
+
+/// Threads take several KV heads at once, of requests of one length and of several.
+#[test]
+fn kv_heads() {
+    let shape = ProblemShape {
+        b: 3,
+        s_q: 1,
+        s_k: 530,
+        h_q: 140,
+        h_kv: 70,
+        d_qk: 64,
+        d_v: 64,
+    };
+    let q = normal(1, 1.0, shape.b * shape.h_q * 64);
+    let kv = normal(2, 1.0, shape.b * shape.s_k * shape.h_kv * 64);
+    let rows = shape.b * shape.h_q;
+    let dense = Problem::dense(shape, &q, &kv, 0.2);
+    let ragged = Problem {
+        cache_seqlens: Some(&[530, 17, 400]),
+        ..dense
+    };
+    for problem in [dense, ragged] {
+        for backend in backends() {
+            let options = Options {
+                backend,
+                ..Options::default()
+            };
+            let plan = Plan::for_threads(&problem, 2).unwrap();
+            let results = [1, 2, 3].map(|threads| {
+                let mut workspaces: Vec<_> = (0..threads).map(|_| workspace()).collect();
+                let mut partials = vec![f32::NAN; plan.partials_len()];
+                let (mut o, mut lse) = (vec![0.0; rows * 64], vec![0.0; rows]);
+                let output = Output::dense(shape, Elements::F32(&mut o), &mut lse);
+                decode_on(
+                    &Spawned,
+                    &problem,
+                    &options,
+                    &plan,
+                    &mut workspaces,
+                    &mut partials,
+                    output,
+                )
+                .unwrap();
+                (o, lse)
+            });
+            assert!(results[0] == results[1] && results[0] == results[2]);
         }
     }
 }

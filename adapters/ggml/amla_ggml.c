@@ -25,7 +25,7 @@ enum keys { TAIL_MASK, INDICES };
 
 /* What a plan's memory begins with. */
 struct plan {
-    /* Numbers of tasks that threads have drawn, for all layers. */
+    /* Numbers that threads have drawn for tasks of the layer. */
     _Atomic size_t drawn;
     amla_status status;
     char message[192];
@@ -379,6 +379,16 @@ static float to_scale(void *userdata) {
     return scale;
 }
 
+/*
+ * A task for whichever thread is free. Each thread draws one number too many, and the last of all these begins anew for the
+ * next layer.
+ */
+static size_t draw(struct plan *plan, size_t tasks, size_t threads) {
+    size_t task = atomic_fetch_add(&plan->drawn, 1);
+    if (task + 1 == tasks + threads) atomic_store(&plan->drawn, 0);
+    return task;
+}
+
 /* Tasks, which write O, or partial results behind it. */
 static void compute_tasks(struct ggml_tensor *dst, int ith, int nth, void *userdata) {
     struct layout l = layout_of(dst->src[Q], dst->src[K], dst->src[V], (size_t)dst->src[PLAN]->ne[1]);
@@ -397,8 +407,7 @@ static void compute_tasks(struct ggml_tensor *dst, int ith, int nth, void *userd
         for (size_t i = o_len * thread / threads; i < o_len * (thread + 1) / threads; i++) o[i] = NAN;
         return;
     }
-    /* Tasks go to whichever thread is free. Each draws one number too many, so that the next layer's begin with task 0. */
-    while ((task = atomic_fetch_add(&plan->drawn, 1) % (tasks + threads)) < tasks)
+    while ((task = draw(plan, tasks, threads)) < tasks)
         amla_run_tasks(&a.call, plan->bytes, sizeof plan->bytes, task, task + 1, workspace, AMLA_WORKSPACE_MAX, partials,
                        partials_len, NULL);
 }

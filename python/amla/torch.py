@@ -47,6 +47,8 @@ def _decode(
     kv_scale: torch.Tensor | None = None,
     **options: Any,
 ):
+    if q.element_size() == 1:
+        raise ValueError("q has rows of bytes, which amla.decode takes, but no operator")
     if kv_format is not None:
         kv = amla.Rows(kv, kv_format, kv_scale)
     elif kv_scale is not None:

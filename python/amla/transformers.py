@@ -180,7 +180,7 @@ def _visible_keys(mask: torch.Tensor | None, indices: torch.Tensor | None, sizes
         raise ValueError(f"attention_mask must be bool, [b, 1, s_q, s_k], but is {mask.dtype}, {list(mask.shape)}")
     visible = mask[:, 0].expand(sizes)
     if indices is None:
-        return {"tail_mask": visible}
+        return {"tail_mask": visible.contiguous()}
     # Of fewer keys than topk the indexer also names those that the query doesn't see.
     seen = visible.gather(-1, indices.long())
     return {"indices": indices.masked_fill(~seen, -1), "paged": False}

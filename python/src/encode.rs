@@ -131,6 +131,9 @@ impl<'a> Numbers<'a> {
 /// Encodes all rows, without the GIL. Dimensions and formats were checked.
 fn write_rows(py: Python<'_>, x: &Tensor<'_>, encoded: &RowTensor<'_>) -> PyResult<()> {
     let data = &encoded.tensor;
+    if x.dims().last() == Some(&0) {
+        return Err(value("x has rows of no numbers"));
+    }
     encoded.expect_layout()?;
     let scales_strides = encoded.scale.as_ref().map_or(&[][..], Tensor::strides);
     let layout = Layout {

@@ -55,6 +55,12 @@ pub fn given_or_new<'py>(
         )));
     }
     tensor.expect_dims(dims)?;
+    if tensor.framework == Framework::Torch {
+        // Backward passes that saved it are then refused.
+        static INCREMENT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        let increment = cached(py, &INCREMENT, "torch.autograd.graph", "increment_version")?;
+        increment.call1((given,))?;
+    }
     Ok(tensor)
 }
 

@@ -108,6 +108,8 @@ def test_other_widths_and_queries():
         (ValueError, r"x has dimensions \[2, 512\], which model1 rows can't have", (2, 512), "model1", None),
         (ValueError, r"x has dimensions \[2, 40\], which q8_0 rows can't have", (2, 40), "q8_0", None),
         (ValueError, "x has no dimensions", (), "q8_0", None),
+        (ValueError, "x has rows of no numbers", (2, 0), "int8", None),
+        (ValueError, "x has rows of no numbers", (2, 0), "e4m3", None),
         (TypeError, "out is no amla.Rows", (2, 576), "fp8", 3),
         (ValueError, "out has q8_0 rows, not fp8", (2, 576), "fp8", ("q8_0", (2, 612))),
         (ValueError, r"out has dimensions \[2, 612\], not \[2, 578\]", (2, 544), "q8_0", ("q8_0", (2, 612))),

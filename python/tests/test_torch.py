@@ -175,3 +175,21 @@ def test_backward_warns() -> None:
     out, _ = torch.ops.amla.decode(q, numbers(1, 50, 1, 576))
     with pytest.warns(UserWarning, match="amla::decode"):
         out.sum().backward()
+
+
+def test_queries_of_bytes_are_refused() -> None:
+    q = amla.encode(numbers(1, 1, 4, 576), "fp8").data
+    with pytest.raises(ValueError, match="q has rows of bytes"):
+        torch.ops.amla.decode(q, numbers(1, 9, 1, 576))
+
+
+def test_given_results_count_as_changed() -> None:
+    """A backward pass that saved them is refused, as they are overwritten."""
+    q, kv = numbers(1, 1, 4, 576), numbers(1, 9, 1, 576, seed=2)
+    out, lse = amla.decode(q, kv)
+    for decode in (amla.decode, torch.ops.amla.decode_out):
+        weights = torch.ones_like(out, requires_grad=True)
+        loss = (out * weights).sum()
+        decode(q, kv, out=out, lse=lse)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()

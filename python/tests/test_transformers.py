@@ -97,6 +97,22 @@ def test_attention_decides(model: transformers.PreTrainedModel) -> None:
     assert (model(tokens).logits - model(other).logits)[0, -1].abs().max() > 100 * LIMIT
 
 
+@pytest.mark.parametrize("cache", ["StaticCache", "DynamicCache"])
+def test_batches_without_padding(model: transformers.PreTrainedModel, cache: str) -> None:
+    """Their mask is one for all requests, in steps of several tokens."""
+    tokens = prompt(8, 8)["input_ids"]
+
+    def logits() -> torch.Tensor:
+        options = {"max_cache_len": 50} if cache == "StaticCache" else {}
+        keys = getattr(transformers, cache)(config=model.config, **options)
+        steps = [model(part, past_key_values=keys).logits for part in (tokens[:, :3], tokens[:, 3:])]
+        return torch.cat(steps, 1)
+
+    want = logits()
+    with patch(model):
+        assert_near(logits(), want)
+
+
 @pytest.mark.parametrize(
     ("lengths", "options"),
     [

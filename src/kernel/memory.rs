@@ -122,7 +122,7 @@ impl<'a> RowList<'a> {
             return;
         }
         // All are in memory, as the last one is.
-        let end = (len - 1) * run.stride + words;
+        let end = (len - 1).saturating_mul(run.stride).saturating_add(words);
         let first = run.rows[..end].as_ptr();
         for (i, to) in to[..len].iter_mut().enumerate() {
             *to = first.wrapping_add(i * run.stride);

@@ -5,8 +5,8 @@ use std::thread;
 
 use amla::tile::{GROUP_ROWS, PANEL_ROWS, PANELS};
 use amla::{
-    Argument, Backend, BackendId, Data, Error, Options, Plan, Problem, ProblemShape, SharedOutput,
-    Split, TailMask, TensorRef, combine, run_tasks,
+    Argument, Backend, BackendId, Data, Error, IndexList, Indices, Options, Plan, Problem,
+    ProblemShape, SharedOutput, Sparse, Split, TailMask, TensorRef, combine, run_tasks,
 };
 use half::bf16;
 
@@ -123,7 +123,28 @@ pub fn kv_heads_in_turn(backend: Backend) {
             v: values(&bad, [0, h_kv * D_V, D_V]),
             ..latent
         };
-        for problem in [latent, token_major, head_major, not_finite] {
+        // Each head has other keys, the last one none in the end.
+        let indices: Vec<i32> = (0..h_kv * s_k)
+            .map(|i| match (i / s_k, i % s_k) {
+                (head, key) if head + 1 == h_kv && key > s_k / 3 => -1,
+                (head, key) => i32::try_from((key * 7 + head) % s_k).unwrap(),
+            })
+            .collect();
+        let sparse = Problem {
+            causal: false,
+            sparse: Some(Sparse {
+                indices: Indices {
+                    indices: IndexList::I32(&indices),
+                    strides: [0, 0, s_k],
+                    topk: s_k,
+                    topk_length: None,
+                    topk_length_strides: [0; 2],
+                },
+                extra: None,
+            }),
+            ..token_major
+        };
+        for problem in [latent, token_major, head_major, not_finite, sparse] {
             for options in modes(backend) {
                 let order = shuffled(finest(&problem).tasks());
                 let want = in_order(&problem, &options, &order, 2);

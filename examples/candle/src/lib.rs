@@ -2,7 +2,8 @@
 
 pub mod own;
 
-use std::sync::{Mutex, PoisonError};
+use std::mem;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use amla::{Attention, TensorView, Workspaces};
 use candle_core::backend::BackendStorage;
@@ -13,9 +14,15 @@ pub const D_QK: usize = 576;
 /// Columns of a value.
 pub const D_V: usize = 512;
 
-/// What the threads compute in. A model has one, for all its layers and steps.
+/// What the threads compute in. A model has one, for all its layers and steps; of calls at the same time one reuses it.
 #[derive(Default)]
 pub struct Memory(Mutex<Workspaces>);
+
+impl Memory {
+    fn lock(&self) -> MutexGuard<'_, Workspaces> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// `O = softmax(softmax_scale Q Kᵀ) V` of a decode step, on rayon's threads.
 ///
@@ -59,14 +66,15 @@ impl CustomOp2 for PagedMla<'_> {
         cache_layout.shape().dims3()?;
         let (q, kv) = (view("q", q, q_layout)?, view("cache", cache, cache_layout)?);
         let mut o = vec![0.0_f32; b * s_q * h_q * D_V];
-        // Whatever a panic left there is overwritten.
-        let mut memory = self.memory.0.lock().unwrap_or_else(PoisonError::into_inner);
-        Attention::mla(q, kv, self.softmax_scale)
+        // No lock while the threads compute: meanwhile rayon may begin another call on this one.
+        let mut memory = mem::take(&mut *self.memory.lock());
+        let result = Attention::mla(q, kv, self.softmax_scale)
             .causal()
             .paged(self.block_table)
             .lengths(self.lengths)
-            .decode_parallel(&mut memory, &mut o, None)
-            .map_err(candle_core::Error::wrap)?;
+            .decode_parallel(&mut memory, &mut o, None);
+        *self.memory.lock() = memory;
+        result.map_err(candle_core::Error::wrap)?;
         Ok((CpuStorage::F32(o), Shape::from((b, s_q, h_q, D_V))))
     }
 }

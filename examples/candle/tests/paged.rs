@@ -2,6 +2,7 @@
 
 use amla_candle::{D_QK, Memory, PagedMla, own};
 use candle_core::{DType, Device, Result, Tensor};
+use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
 const TABLE: [i32; 6] = [4, 0, 2, 1, 3, -1];
 
@@ -41,6 +42,22 @@ fn results_are_candles() -> Result<()> {
         assert_eq!(own::relative_error(&same, &o)?, 0.0);
     }
     Ok(())
+}
+
+#[test]
+fn calls_at_the_same_time_share_memory() -> Result<()> {
+    let memory = Memory::default();
+    let (q, cache) = (
+        normal(&[2, 1, 64, D_QK], DType::BF16)?,
+        normal(&[5, 16, D_QK], DType::BF16)?,
+    );
+    let op = op(&memory, &[37, 32]);
+    let want = op.forward(&q, &cache)?;
+    (0..16).into_par_iter().try_for_each(|_| {
+        let o = op.forward(&q, &cache)?;
+        assert_eq!(own::relative_error(&o, &want)?, 0.0);
+        Ok(())
+    })
 }
 
 #[test]

@@ -315,7 +315,7 @@ impl<P: Policy, const TILES: usize, const MLA: bool> Step<'_, P, TILES, MLA> {
         let pairs = self.block.lines() * LANES;
         assert!(self.half_lines[0] + self.half_lines[1] <= self.block.lines());
         let q = &self.q[row * pairs..][..N * pairs];
-        // A group prefetches two rows; with two tiles, each one of them.
+        // A group prefetches two rows; with two tiles, each one of them. If values are rows of their own, two more.
         const { assert!(fused_rows::ROWS == 2 * (KEYS / GROUP)) };
         let second = usize::from(row > 0);
         let (_, more) = self.next[0].0.split_at(self.keys.len() / 2);

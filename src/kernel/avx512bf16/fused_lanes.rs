@@ -10,7 +10,7 @@
 //! | V1 | two keys of 8 rows in the lanes | S, and P by pairs of keys |
 //! | C2 | 5 to 8 rows x 2 vectors of 16 columns | V in place, P by broadcast |
 //!
-//! C1 prefetches half of the keys to come, C2 the other half: into L1d, each line once and with dots before the next. V1
+//! C1 prefetches half of the keys to come, C2 the other half (values of their own: all keys, all values): into L1d, each line once and with dots before the next. V1
 //! prefetches a line of each row of C2's half, lest memory waits for C2. Half a step before, they prefetch a line of every third row, which is
 //! one in each page for MLA's contiguous rows: prefetches wait for page walks. O's columns are those of [`super::fused`].
 #![allow(unsafe_code, reason = "pointer loads and stores")]
@@ -54,6 +54,7 @@ const _: () = assert!(STEP.is_multiple_of(GROUP_OF_3) && STEP.is_multiple_of(GRO
 // The last step may have a single key of the block, and C1 computes on whole groups; page walks come half a step further on.
 const _: () = assert!(FUSED_KEYS >= BLOCK_KEYS + KEYS + GROUP_OF_3 + DISTANCE);
 const _: () = assert!(FUSED_KEYS >= BLOCK_KEYS + DISTANCE + STEP / 2);
+const _: () = assert!(FUSED_KEYS >= BLOCK_KEYS.next_multiple_of(KEYS) + STEP);
 
 /// Vectors of the rows in C1.
 const fn vectors(rows: usize) -> usize {
@@ -228,7 +229,7 @@ impl<const MLA: bool> Call<'_, MLA> {
             step.scores::<GROUP, HALF, VECTORS, SHARED>(padded, q, &mut s);
             let middles = Middles {
                 rows: step.next_in_c2,
-                column: block.lines() / 2 * LINE,
+                column: block.prefetched_in_c2().0 / 2 * LINE,
             };
             let finite = softmax(
                 kernel,
@@ -286,7 +287,7 @@ struct Step<'a, const MLA: bool> {
     keys: &'a [*const bf16],
     /// Each is valid for reads of the block's strips.
     values: &'a [[*const bf16; KEYS]],
-    /// Rows that C1 prefetches, then C2, and later ones; and C2's alone. These may be anywhere.
+    /// Keys that C1 prefetches, then those of C2, and later ones; and C2's alone, or values. These may be anywhere.
     next: &'a [*const bf16],
     next_in_c2: &'a [*const bf16],
 }
@@ -589,7 +590,7 @@ fn to_rows(lanes: __m512) -> __m512 {
 
 /// A line of each row that C2 will prefetch: one of the middle, so that lines on their way already are spread over all of C2's time.
 struct Middles<'a> {
-    /// As many as pairs of keys. They may be anywhere.
+    /// As many as pairs of keys, or as keys, of which the first have one then. They may be anywhere.
     rows: &'a [*const bf16],
     column: usize,
 }

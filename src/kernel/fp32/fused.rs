@@ -221,12 +221,13 @@ pub fn fused<T: Tiles>(
             Some(values) => [block.prefetch, values].map(|rows| &rows[next..][..padded]),
             None => block.prefetch[next..][..padded].split_at(padded / 2).into(),
         };
+        let each = if apart { GROUP } else { GROUP / 2 };
         let step = Step {
             rows,
             q: &q[..rows * d_qk],
             chunks,
             strips,
-            rows_each: if apart { GROUP } else { GROUP / 2 } / strips,
+            rows_each: each / strips,
             chunks_each: if apart { d_v / CHUNK } else { chunks },
             into_l2,
             skips: call.mask.is_some() || padded > range.len(),

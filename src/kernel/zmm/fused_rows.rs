@@ -28,8 +28,9 @@ pub struct Block<'a, const MLA: bool> {
     q: &'a [u32],
     /// Each is valid for reads of as many lines.
     pub keys: &'a [*const bf16; FUSED_KEYS],
-    /// Rows to prefetch; these may be anywhere. Values, where they are rows of their own.
+    /// Rows to prefetch; these may be anywhere.
     pub prefetch: &'a [*const bf16; FUSED_KEYS],
+    /// Values to prefetch, where they are rows of their own; these may be anywhere.
     pub prefetch_values: Option<&'a [*const bf16; FUSED_KEYS]>,
     /// Each is valid for reads of as many strips.
     pub values: &'a [*const bf16; FUSED_KEYS],
@@ -101,8 +102,8 @@ pub struct PrefetchRows<'a, const LISTS: usize> {
 }
 
 impl<'a, const LISTS: usize> PrefetchRows<'a, LISTS> {
-    /// Of rows of some lines, a number of them with a vector of keys: C2 makes `passes` over it, at most twice [`ROWS`]. If the rows are neither
-    /// a multiple nor half as many, some aren't prefetched.
+    /// Of rows of some lines, and how many of them with a vector of keys. C2 makes `passes` over a vector, at most twice [`ROWS`]. All
+    /// rows are prefetched if `passes` divides their number, or is twice as many.
     #[inline(always)]
     pub fn of(
         rows: [&'a [*const bf16]; LISTS],
