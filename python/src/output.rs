@@ -22,13 +22,21 @@ pub fn new<'py>(
     static TORCH: [PyOnceLock<Py<PyAny>>; 2] = [const { PyOnceLock::new() }; 2];
     static NUMPY: [PyOnceLock<Py<PyAny>>; 2] = [const { PyOnceLock::new() }; 2];
     let sizes = PyTuple::new(py, dims)?;
-    let function = if zeros { "zeros" } else { "empty" };
     if like != Framework::Torch {
+        let function = if zeros { "zeros" } else { "empty" };
         let function = cached(py, &NUMPY[usize::from(zeros)], "numpy", function)?;
         return Tensor::read(name, &function.call1((sizes, numpy_dtype(py, dtype)?))?);
     }
-    let function = cached(py, &TORCH[usize::from(zeros)], "torch", function)?;
-    let object = function.call((sizes,), Some(&torch_names(py, dtype)?))?;
+    let names = torch_names(py, dtype)?;
+    let object = if zeros {
+        cached(py, &TORCH[1], "torch", "zeros")?.call((sizes,), Some(&names))?
+    } else {
+        // It takes two thirds of the time of `empty`.
+        let strides = (0..dims.len()).map(|i| dims[i + 1..].iter().product::<usize>().max(1));
+        let strides = PyTuple::new(py, strides)?;
+        let function = cached(py, &TORCH[0], "torch", "empty_strided")?;
+        function.call((sizes, strides), Some(&names))?
+    };
     let address = object.call_method0(intern!(py, "data_ptr"))?;
     let memory = Memory::contiguous(name, dtype, address.extract()?, dims)?;
     Tensor::new(name, object, like, memory)
@@ -69,12 +77,12 @@ fn torch_names<'py>(py: Python<'py>, dtype: Dtype) -> PyResult<Bound<'py, PyDict
     static NAMES: [PyOnceLock<Py<PyDict>>; Dtype::ALL.len()] =
         [const { PyOnceLock::new() }; Dtype::ALL.len()];
     let make = || {
-        let names = PyDict::new(py);
+        let (names, torch) = (PyDict::new(py), py.import("torch")?);
+        names.set_item(intern!(py, "dtype"), torch.getattr(dtype.name())?)?;
         names.set_item(
-            intern!(py, "dtype"),
-            py.import("torch")?.getattr(dtype.name())?,
+            intern!(py, "device"),
+            torch.call_method1("device", ("cpu",))?,
         )?;
-        names.set_item(intern!(py, "device"), "cpu")?;
         PyResult::Ok(names.unbind())
     };
     Ok(NAMES[dtype as usize]

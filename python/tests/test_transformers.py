@@ -105,7 +105,7 @@ def test_batches_without_padding(model: transformers.PreTrainedModel, cache: str
     def logits() -> torch.Tensor:
         options = {"max_cache_len": 50} if cache == "StaticCache" else {}
         keys = getattr(transformers, cache)(config=model.config, **options)
-        steps = [model(part, past_key_values=keys).logits for part in (tokens[:, :3], tokens[:, 3:])]
+        steps = [model(part, cache=keys).logits for part in (tokens[:, :3], tokens[:, 3:])]
         return torch.cat(steps, 1)
 
     want = logits()
