@@ -198,10 +198,10 @@ impl<'a> Problem<'a> {
         b: usize,
         head: usize,
         keys: Range<usize>,
-        visit: impl FnMut(&'a [Word]),
+        mut visit: impl FnMut(&'a [Word]),
     ) {
         let [width, _] = self.k_widths();
-        self.each_row(&self.kv, 0..width, [b, head], keys, visit);
+        self.each_row(&self.kv, 0..width, [b, head], keys, &mut visit);
     }
 
     /// Calls `visit` with each value's row in memory.
@@ -210,10 +210,10 @@ impl<'a> Problem<'a> {
         b: usize,
         head: usize,
         keys: Range<usize>,
-        visit: impl FnMut(&'a [Word]),
+        mut visit: impl FnMut(&'a [Word]),
     ) {
         let (tensor, columns) = self.value_columns();
-        self.each_row(tensor, columns, [b, head], keys, visit);
+        self.each_row(tensor, columns, [b, head], keys, &mut visit);
     }
 
     fn each_row(
@@ -222,7 +222,7 @@ impl<'a> Problem<'a> {
         columns: Range<usize>,
         [b, head]: [usize; 2],
         mut keys: Range<usize>,
-        mut visit: impl FnMut(&'a [Word]),
+        visit: &mut dyn FnMut(&'a [Word]),
     ) {
         let Some(dtype) = tensor.data.dtype() else {
             return;

@@ -32,7 +32,9 @@ use super::p;
 use super::skinny::{self, VECTOR_PAIRS, interleaved, read, write};
 use crate::kernel::simd::lanes;
 use crate::kernel::softmax_rows::{Bases, Scores, StoreRows, softmax_rows};
-use crate::kernel::zmm::fused_rows::{self, Block, KEYS, Lines, Prefetch, PrefetchRows};
+use crate::kernel::zmm::fused_rows::{
+    self, Block, KEYS, Lines, Passes, Prefetch, PrefetchRows, prefetch_rows,
+};
 
 /// The largest group.
 pub const ROWS: usize = 8;
@@ -206,6 +208,7 @@ impl<const MLA: bool> Call<'_, MLA> {
                 rows,
                 q: self.block.q(rows),
                 block: self.block,
+                in_c2: self.block.passes(TILES * self.block.strips()),
                 half_lines: [self.block.lines() / 2, self.block.lines().div_ceil(2)],
                 pairs: PAIRS,
                 skips: call.mask.is_some() || padded > len,
@@ -292,6 +295,8 @@ struct Step<'a, P, const TILES: usize, const MLA: bool> {
     rows: usize,
     q: &'a [u32],
     block: &'a Block<'a, MLA>,
+    /// How C2 prefetches.
+    in_c2: Passes,
     /// Half of the lines of a key, rounded down and up, where the compiler doesn't see it.
     half_lines: [usize; 2],
     /// Pairs of a vector of keys, hidden from the compiler as well.
@@ -324,11 +329,7 @@ impl<P: Policy, const TILES: usize, const MLA: bool> Step<'_, P, TILES, MLA> {
             if row == 0
                 && let Some(rows) = more.get(2 * group..2 * group + 2)
             {
-                for row in rows {
-                    for line in 0..self.block.lines() {
-                        P::HINT.line(zmm, row.wrapping_add(line * LINE));
-                    }
-                }
+                prefetch_rows(zmm, P::HINT, rows, self.block.lines());
             }
             let mut acc = [[_mm512_setzero_ps(); N]; GROUP];
             for half in 0..2 {
@@ -391,8 +392,7 @@ impl<P: Policy, const TILES: usize, const MLA: bool> Step<'_, P, TILES, MLA> {
             let half = rows.len() / 2;
             if row > 0 { &rows[half..] } else { rows }
         });
-        let passes = TILES * self.block.strips();
-        let prefetch = PrefetchRows::of(next, self.block.prefetched_in_c2(), passes);
+        let prefetch = PrefetchRows::of(next, self.in_c2);
         for (strip, o) in o.chunks_mut(self.rows).enumerate() {
             let o: &mut [_; N] = &mut o[row..].as_chunks_mut().0[0];
             if *skipped >> strip & 1 != 0 {

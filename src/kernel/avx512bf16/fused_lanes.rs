@@ -229,7 +229,7 @@ impl<const MLA: bool> Call<'_, MLA> {
             step.scores::<GROUP, HALF, VECTORS, SHARED>(padded, q, &mut s);
             let middles = Middles {
                 rows: step.next_in_c2,
-                column: block.prefetched_in_c2().0 / 2 * LINE,
+                column: block.passes(1).lines / 2 * LINE,
             };
             let finite = softmax(
                 kernel,
@@ -314,11 +314,8 @@ impl<const MLA: bool> Step<'_, MLA> {
         for (group, ((keys, next), tile)) in keys.zip(next).zip(tiles).take(groups).enumerate() {
             self.touch(HALF * group + STEP / 2);
             if self.block.prefetch_values.is_some() {
-                for row in &self.next[HALF * (groups + group)..][..HALF] {
-                    for line in 0..self.block.lines() {
-                        self.zmm.prefetch(row.wrapping_add(line * LINE));
-                    }
-                }
+                let rows = &self.next[HALF * (groups + group)..][..HALF];
+                fused_rows::prefetch_rows(self.zmm, Hint::L1, rows, self.block.lines());
             }
             self.qk::<GROUP, HALF, VECTORS, SHARED>(keys, next, q, tile, largest);
             *len += HALF;
@@ -464,7 +461,7 @@ impl<const MLA: bool> Step<'_, MLA> {
         let time = VECTOR_PAIRS * strip + part;
         // All of them for the pages of what the next C1 prefetches.
         self.touch(STEP + STEP / 2 * time / times);
-        let prefetch = PrefetchRows::of([self.next_in_c2], self.block.prefetched_in_c2(), times);
+        let prefetch = PrefetchRows::of([self.next_in_c2], self.block.passes(times));
         let column = strip * STRIP + part * skinny::VECTOR_PAIR;
         let mut acc = [[_mm512_setzero_ps(); 2]; N];
         for part in &probs.parts[..probs.len] {

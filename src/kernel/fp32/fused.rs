@@ -176,6 +176,16 @@ impl Step<'_> {
             }
         }
     }
+
+    /// Prefetches full keys at once. Not inlined: all register tiles share it.
+    #[inline(never)]
+    fn prefetch_rows<S: Simd, E: Element<S>>(&self, simd: S, rows: &[*const Word]) {
+        for row in rows {
+            for chunk in 0..self.chunks {
+                self.prefetch_chunk::<S, E>(simd, *row, chunk);
+            }
+        }
+    }
 }
 
 /// O, and its strips that C2 skips.
@@ -316,11 +326,7 @@ pub fn fused_qk<S: Simd, E: Element<S>, const N: usize, const K: usize>(
         let mut prefetch = [core::ptr::null(); K];
         prefetch[..K / 2].copy_from_slice(&first[tile * K / 2..][..K / 2]);
         if let Some(rows) = second.get(tile * K / 2..(tile + 1) * K / 2) {
-            for row in rows {
-                for chunk in 0..step.chunks {
-                    step.prefetch_chunk::<S, E>(simd, *row, chunk);
-                }
-            }
+            step.prefetch_rows::<S, E>(simd, rows);
         }
         let mut acc = [[[simd.splat(0.0); N]; K]; 2];
         for chunk in 0..step.chunks {
@@ -407,7 +413,8 @@ pub fn fused_pv<S: Simd, E: Element<S>, const N: usize, const V: usize>(
                     probs[r] = &p[r].as_chunks().0[group];
                 }
                 let visit = strip * step.values.len() + group;
-                let [chunk, end] = [part, part + 1].map(|part| part * step.chunks_each / parts);
+                let chunk = part * step.chunks_each / parts;
+                let end = (part + 1) * step.chunks_each / parts;
                 for &row in &step.prefetch[1][visit * step.rows_each..][..step.rows_each] {
                     // Unrolled: a loop that ends after some chunks is mispredicted.
                     for i in 0..const { MAX_CHUNKS.div_ceil(STRIP / (V * 2 * S::LANES)) } {

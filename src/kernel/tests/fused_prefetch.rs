@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use super::*;
 use crate::SUPPORTED_DIMS;
 use crate::kernel::prefetch::LINE;
-use crate::kernel::zmm::fused_rows::{KEYS, Prefetch, PrefetchRows, ROWS};
+use crate::kernel::zmm::fused_rows::{KEYS, Passes, Prefetch, PrefetchRows, ROWS};
 
 /// Each line of each row once, in the order of memory.
 #[test]
@@ -48,7 +48,7 @@ fn check(
     let rows: Vec<*const bf16> = (0..vectors * count).map(row).collect();
     let recorder = Recorder(RefCell::new(Vec::new()));
     let times = often * strips;
-    let prefetch = PrefetchRows::of([&rows], (lines, count), times);
+    let prefetch = PrefetchRows::of([&rows], Passes::of(lines, count, times));
     for i in 0..times * vectors {
         let mut lines = prefetch.pass(i, steps, &recorder);
         (0..steps).for_each(|_| lines.prefetch(&recorder));

@@ -2,10 +2,10 @@
 
 use half::bf16;
 
-use super::vectors::LANES;
+use super::vectors::{LANES, Zmm};
 use crate::kernel::call::{FUSED_MULTIPLE, FusedBlock};
 use crate::kernel::memory::FUSED_KEYS;
-use crate::kernel::prefetch::LINE;
+use crate::kernel::prefetch::{Hint, LINE};
 use crate::tile::{MAX_D_QK, MAX_D_V, STRIP};
 
 /// Keys of a vector; a step has some of these.
@@ -65,12 +65,12 @@ impl<'a, const MLA: bool> Block<'a, MLA> {
         if MLA { MAX_D_QK / LINE } else { self.lines }
     }
 
-    /// Lines of each row that C2 prefetches, and how many rows with a vector of keys: half of the keys, or all values.
+    /// How C2 prefetches in some passes over a vector of keys: half of the keys, or all values.
     #[inline(always)]
-    pub const fn prefetched_in_c2(&self) -> (usize, usize) {
+    pub fn passes(&self, passes: usize) -> Passes {
         match self.prefetch_values {
-            None => (self.lines(), ROWS),
-            Some(_) => (self.strips() * STRIP / LINE, KEYS),
+            None => Passes::of(self.lines(), ROWS, passes),
+            Some(_) => Passes::of(self.strips() * STRIP / LINE, KEYS, passes),
         }
     }
 
@@ -93,48 +93,66 @@ pub trait Prefetch<const LISTS: usize> {
 /// Nothing here changes meanwhile: the innermost loops use it.
 pub struct PrefetchRows<'a, const LISTS: usize> {
     rows: [&'a [*const bf16]; LISTS],
+    passes: Passes,
+}
+
+/// How C2's passes over a vector of keys prefetch rows.
+#[derive(Clone, Copy)]
+pub struct Passes {
     /// Lines of a row.
-    lines: usize,
-    /// Whether a pass prefetches half of a row's lines, or else whole rows.
+    pub lines: usize,
+    /// Whether a pass prefetches half of a row's lines, or else full rows.
     halves: bool,
     /// Rows of a pass.
     each: usize,
 }
 
-impl<'a, const LISTS: usize> PrefetchRows<'a, LISTS> {
-    /// Of rows of some lines, and how many of them with a vector of keys. C2 makes `passes` over a vector, at most twice [`ROWS`]. All
+impl Passes {
+    /// Of rows of some lines, and how many of them with a vector of keys. There are `passes` over a vector, at most twice [`ROWS`]. All
     /// rows are prefetched if `passes` divides their number, or is twice as many.
     #[inline(always)]
-    pub fn of(
-        rows: [&'a [*const bf16]; LISTS],
-        (lines, count): (usize, usize),
-        passes: usize,
-    ) -> Self {
+    pub fn of(lines: usize, count: usize, passes: usize) -> Self {
         debug_assert!(passes <= 2 * ROWS);
         Self {
-            rows,
             lines,
             halves: passes > count,
             each: (count / passes).max(1),
         }
+    }
+}
+
+/// Prefetches full rows at once. Not inlined: all register tiles share it.
+#[inline(never)]
+pub fn prefetch_rows(zmm: Zmm, hint: Hint, rows: &[*const bf16], lines: usize) {
+    for row in rows {
+        for line in 0..lines {
+            hint.line(zmm, row.wrapping_add(line * LINE));
+        }
+    }
+}
+
+impl<'a, const LISTS: usize> PrefetchRows<'a, LISTS> {
+    #[inline(always)]
+    pub const fn of(rows: [&'a [*const bf16]; LISTS], passes: Passes) -> Self {
+        Self { rows, passes }
     }
 
     /// The lines of C2's `i`th pass over a vector of keys, in steps of as many lines each;
     /// the remainder is prefetched here, and so are the rows before the last.
     #[inline(always)]
     pub fn pass(&self, i: usize, steps: usize, memory: &impl Prefetch<LISTS>) -> Lines<LISTS> {
-        let (row, lines, line) = if self.halves {
-            let first = self.lines / 2;
+        let (row, lines, line) = if self.passes.halves {
+            let first = self.passes.lines / 2;
             match i % 2 {
                 0 => (i / 2, first, 0),
-                _ => (i / 2, self.lines - first, first),
+                _ => (i / 2, self.passes.lines - first, first),
             }
         } else {
-            ((i + 1) * self.each - 1, self.lines, 0)
+            ((i + 1) * self.passes.each - 1, self.passes.lines, 0)
         };
-        for row in row + 1 - self.each..row {
+        for row in row + 1 - self.passes.each..row {
             let mut at = self.at(row, 0);
-            for _ in 0..self.lines {
+            for _ in 0..self.passes.lines {
                 memory.prefetch(&mut at);
             }
         }
