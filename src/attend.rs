@@ -115,9 +115,9 @@ pub struct Task<'a> {
 
 /// Whether KV heads of a group's rows are attended in turn, block by block: with few rows and keys and values in place.
 /// Memory then comes in its own order where the heads of a token are next to each other.
-pub struct InTurn<'a>(pub &'a Group<'a>);
+pub struct JoinsHeads<'a>(pub &'a Group<'a>);
 
-impl Visitor for InTurn<'_> {
+impl Visitor for JoinsHeads<'_> {
     type Output = bool;
 
     fn visit<K: Kernel>(self, _: K) -> bool {
@@ -396,6 +396,7 @@ fn run_fused<K: Kernel>(kernel: K, layout: Layout, task: &mut Task<'_>, heads: &
         ..
     } = &mut *task.tiles;
     let (q, others) = q.split_at_mut(1);
+    // There is room (`is_fused`).
     let Some(v_rows) = row_tile(others) else {
         return;
     };

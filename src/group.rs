@@ -18,7 +18,7 @@ pub struct Group<'a> {
     /// The KV head; the first, if there are several.
     pub head: usize,
     /// How many KV heads there are, each with as many rows. More than one only where they are attended
-    /// in turn ([`InTurn`](crate::attend::InTurn)).
+    /// in turn ([`JoinsHeads`](crate::attend::JoinsHeads)).
     pub heads: usize,
     /// Rows `j * g + h` of the request, where `g` query heads share the KV head; at
     /// most [`GROUP_ROWS`](crate::tile::GROUP_ROWS).
@@ -38,8 +38,7 @@ pub struct Group<'a> {
 impl<'a> Group<'a> {
     /// Whether `other` has the same queries.
     pub fn same_rows(&self, other: &Self) -> bool {
-        (self.request, self.head, self.heads, &self.rows)
-            == (other.request, other.head, other.heads, &other.rows)
+        (self.request, self.head, &self.rows) == (other.request, other.head, &other.rows)
     }
 
     /// Whether `other` is the next KV head of the same rows and keys.

@@ -4,7 +4,7 @@ use core::borrow::BorrowMut;
 use core::hint;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::attend::{InTurn, Options};
+use crate::attend::{JoinsHeads, Options};
 use crate::error::{Argument, Error};
 use crate::group::Group;
 use crate::kernel::shared::Chunks;
@@ -82,7 +82,7 @@ fn tasks_each(problem: &Problem<'_>, options: &Options, plan: &Plan, threads: us
     else {
         return 1;
     };
-    if !options.backend_of(&group).with(InTurn(&group)) {
+    if !options.backend_of(&group).with(JoinsHeads(&group)) {
         return 1;
     }
     // Tasks as long as the longest that take as long as all.

@@ -5,7 +5,7 @@
 use core::mem;
 use core::ops::Range;
 
-use crate::attend::{InTurn, Options, Task};
+use crate::attend::{JoinsHeads, Options, Task};
 use crate::epilogue::{MERGED_ROWS, Merge, Write};
 use crate::error::{Argument, Error};
 use crate::group::{Group, Partial};
@@ -32,14 +32,14 @@ pub fn decode(
     output.check(problem.q_dims(), &problem.shape)?;
     let mut write = Write::to(&mut output);
     let groups = row_groups(problem, PANELS);
-    for (cut, group) in in_turn(groups, options) {
+    for (cut, group) in join_heads(groups, options) {
         run_all_keys(&cut, &group, options, workspace, write.reborrow());
     }
     Ok(())
 }
 
 /// Joins neighbouring groups to one where their KV heads are attended in turn.
-fn in_turn<'a>(
+fn join_heads<'a>(
     groups: impl Iterator<Item = (Cut, Group<'a>)>,
     options: &Options,
 ) -> impl Iterator<Item = (Cut, Group<'a>)> {
@@ -50,7 +50,7 @@ fn in_turn<'a>(
         let mut joins = None;
         while group.heads < most
             && groups.peek().is_some_and(|(_, next)| group.is_before(next))
-            && *joins.get_or_insert_with(|| options.backend_of(&group).with(InTurn(&group)))
+            && *joins.get_or_insert_with(|| options.backend_of(&group).with(JoinsHeads(&group)))
         {
             groups.next();
             group.heads += 1;
@@ -184,7 +184,7 @@ impl<'a, 'o> Thread<'a, 'o> {
         groups: impl Iterator<Item = (Cut, Group<'a>)>,
         mut partial: impl FnMut() -> Option<&'p mut [f32]>,
     ) {
-        for (cut, group) in in_turn(groups, self.options) {
+        for (cut, group) in join_heads(groups, self.options) {
             match partial() {
                 Some(partial) => self.run_split(group, partial),
                 None => {

@@ -530,7 +530,7 @@ pub fn each_fused_block(
             let full = match &value_window {
                 Some(window) => Some(window.list.rows()),
                 None if value_location == Location::Keys && problem.v_offset == 0 => {
-                    keys.heads(d_v)
+                    keys.first_columns(d_v)
                 }
                 None => None,
             };

@@ -177,6 +177,32 @@ impl ParallelFor for Spawned {
     }
 }
 
+/// O and lse by a plan on some threads of a pool.
+fn on(
+    pool: &dyn ParallelFor,
+    threads: usize,
+    problem: &Problem,
+    options: &Options,
+    plan: &Plan,
+) -> (Vec<f32>, Vec<f32>) {
+    let shape = problem.shape;
+    let rows = shape.b * shape.s_q * shape.h_q;
+    let mut workspaces: Vec<_> = (0..threads).map(|_| workspace()).collect();
+    let mut partials = vec![f32::NAN; plan.partials_len()];
+    let (mut o, mut lse) = (vec![0.0; rows * shape.d_v], vec![0.0; rows]);
+    decode_on(
+        pool,
+        problem,
+        options,
+        plan,
+        &mut workspaces,
+        &mut partials,
+        Output::dense(shape, Elements::F32(&mut o), &mut lse),
+    )
+    .unwrap();
+    (o, lse)
+}
+
 #[test]
 fn pools_of_any_kind() {
     let long = Case::new(1, 1, 9000, 70, (64, 64));
@@ -191,21 +217,8 @@ fn pools_of_any_kind() {
             let plan = Plan::for_threads(&problem, planned).unwrap();
             assert!(planned != MANY || plan.partial_tasks() > 0);
             for threads in [1, 2, 5] {
-                let mut workspaces: Vec<_> = (0..threads).map(|_| workspace()).collect();
-                let mut partials = vec![f32::NAN; plan.partials_len()];
-                let (mut o, mut lse) = (vec![0.0; want.0.len()], vec![0.0; want.1.len()]);
-                let output = Output::dense(case.shape, Elements::F32(&mut o), &mut lse);
-                decode_on(
-                    pool,
-                    &problem,
-                    &options,
-                    &plan,
-                    &mut workspaces,
-                    &mut partials,
-                    output,
-                )
-                .unwrap();
-                assert!((o, lse) == want, "for {planned}, on {threads}");
+                let got = on(pool, threads, &problem, &options, &plan);
+                assert!(got == want, "for {planned}, on {threads}");
             }
         }
     }
@@ -225,7 +238,6 @@ fn kv_heads() {
     };
     let q = normal(1, 1.0, shape.b * shape.h_q * 64);
     let kv = normal(2, 1.0, shape.b * shape.s_k * shape.h_kv * 64);
-    let rows = shape.b * shape.h_q;
     let dense = Problem::dense(shape, &q, &kv, 0.2);
     let ragged = Problem {
         cache_seqlens: Some(&[530, 17, 400]),
@@ -238,23 +250,7 @@ fn kv_heads() {
                 ..Options::default()
             };
             let plan = Plan::for_threads(&problem, 2).unwrap();
-            let results = [1, 2, 3].map(|threads| {
-                let mut workspaces: Vec<_> = (0..threads).map(|_| workspace()).collect();
-                let mut partials = vec![f32::NAN; plan.partials_len()];
-                let (mut o, mut lse) = (vec![0.0; rows * 64], vec![0.0; rows]);
-                let output = Output::dense(shape, Elements::F32(&mut o), &mut lse);
-                decode_on(
-                    &Spawned,
-                    &problem,
-                    &options,
-                    &plan,
-                    &mut workspaces,
-                    &mut partials,
-                    output,
-                )
-                .unwrap();
-                (o, lse)
-            });
+            let results = [1, 2, 3].map(|n| on(&Spawned, n, &problem, &options, &plan));
             assert!(results[0] == results[1] && results[0] == results[2]);
         }
     }

@@ -27,6 +27,8 @@ enum keys { TAIL_MASK, INDICES };
 struct plan {
     /* Numbers that threads have drawn for tasks of the layer. */
     _Atomic size_t drawn;
+    /* Whether amla refused a layer. */
+    _Atomic bool refused;
     amla_status status;
     char message[192];
     enum keys keys;
@@ -347,6 +349,7 @@ static void compute_plan(struct ggml_tensor *dst, int ith, int nth, void *userda
     if (ith != 0) return;
     memset(plan, 0, sizeof *plan);
     atomic_init(&plan->drawn, 0);
+    atomic_init(&plan->refused, false);
     plan->info.struct_size = sizeof plan->info;
     for (size_t row = 0; row < l.b * l.s_q; row++)
         if (!read_bits(dst->src[MASK], row / l.s_q, row % l.s_q, l.s_k, bits + row * l.words)) {
@@ -405,6 +408,7 @@ static void compute_tasks(struct ggml_tensor *dst, int ith, int nth, void *userd
     if (plan->status != AMLA_OK || amla_run_tasks(&a.call, plan->bytes, sizeof plan->bytes, 0, 0, workspace,
                                                   AMLA_WORKSPACE_MAX, partials, partials_len, NULL) != AMLA_OK) {
         for (size_t i = o_len * thread / threads; i < o_len * (thread + 1) / threads; i++) o[i] = NAN;
+        atomic_store(&plan->refused, true);
         return;
     }
     while ((task = draw(plan, tasks, threads)) < tasks)
@@ -463,5 +467,6 @@ struct ggml_tensor *amla_ggml_attn(struct ggml_context *ctx, struct ggml_tensor 
 
 const char *amla_ggml_error(const struct ggml_tensor *plan) {
     const struct plan *computed = (const struct plan *)(void *)memory_of(plan);
-    return computed->status == AMLA_OK ? NULL : computed->message;
+    if (computed->status != AMLA_OK) return computed->message;
+    return computed->refused ? "amla refused the attention of a layer" : NULL;
 }

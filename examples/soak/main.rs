@@ -172,7 +172,7 @@ impl Time {
     /// Whether it is over. Shows how much of it is.
     fn is_over(&self) -> bool {
         let fraction = self.start.elapsed().as_secs_f64() / self.seconds;
-        self.progress.reach(fraction);
+        self.progress.update(fraction);
         fraction >= 1.0
     }
 }

@@ -39,11 +39,11 @@ impl Progress {
     /// One more step is done, on any thread.
     pub fn step(&self) {
         let done = self.done.fetch_add(1, Ordering::Relaxed) + 1;
-        self.reach(done as f64 / self.steps as f64);
+        self.update(done as f64 / self.steps as f64);
     }
 
     /// A fraction of the computation is done.
-    pub fn reach(&self, fraction: f64) {
+    pub fn update(&self, fraction: f64) {
         if !self.terminal || START.get().is_none_or(|start| start.elapsed() < SILENT) {
             return;
         }

@@ -11,7 +11,7 @@
 | `merge(outs, lses, ...)` | out, lse |
 
 Arguments, shapes and results are those of `amla.decode` and `amla.merge`, for tensors on the CPU. `kv_format` and `kv_scale`, the
-arguments of `amla.Rows`, say how rows of `kv` are stored. There is no backward pass: PyTorch warns where one is asked for.
+arguments of `amla.Rows`, say how rows of `kv` are stored. There is no backward pass: PyTorch warns where one is needed.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ use crate::arguments::Arguments;
 use crate::dtype::Dtype;
 use crate::error::{kind, refused, value};
 use crate::options::{set_lse, set_option};
-use crate::output;
+use crate::output::{self, Wanted};
 use crate::plan;
 use crate::pool;
 use crate::rows::Format;
@@ -167,7 +167,13 @@ impl<'py> Tensors<'py> {
             })
         });
         let new = |name, given: Option<&Bound<'py, PyAny>>, dtype, dims: &[usize]| {
-            output::given_or_new(given, py, name, framework, dtype, dims, zeros)
+            let wanted = Wanted {
+                name,
+                like: framework,
+                dtype,
+                zeros,
+            };
+            output::given_or_new(given, py, &wanted, dims)
         };
         let o = new("out", results.out.as_ref(), dtype, &o_dims)?;
         o.expect_rows()?;

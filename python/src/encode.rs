@@ -12,7 +12,7 @@ use pyo3::prelude::{Bound, Py, PyAny, PyAnyMethods, PyResult, Python, pyfunction
 
 use crate::dtype::Dtype;
 use crate::error::{kind, refused, value};
-use crate::output;
+use crate::output::{self, Wanted};
 use crate::rows::{Format, RowTensor, Rows};
 use crate::tensor::{Tensor, check_overlaps};
 
@@ -60,8 +60,15 @@ pub fn encode<'py>(
             RowTensor::read("out", out)?
         }
         None => {
-            let new =
-                |dtype, dims: &[usize]| output::new(py, "out", x.framework, dtype, dims, false);
+            let new = |dtype, dims: &[usize]| {
+                let wanted = Wanted {
+                    name: "out",
+                    like: x.framework,
+                    dtype,
+                    zeros: false,
+                };
+                output::new(py, &wanted, dims)
+            };
             RowTensor {
                 tensor: new(format.dtypes()[0], &dims)?,
                 format,

@@ -7,7 +7,7 @@ use pyo3::types::{PyDict, PyString};
 use crate::dtype::Dtype;
 use crate::error::{refused, unknown, value};
 use crate::options::set_lse;
-use crate::output;
+use crate::output::{self, Wanted};
 use crate::tensor::{Tensor, check_overlaps};
 
 /// O and lse over all keys, of the results over some of them each: a shared prefix, or a cache sharded over processes.
@@ -56,8 +56,13 @@ pub fn merge<'py>(
         lse.expect_dims(&lse_dims)?;
     }
     let new = |given: Option<&Bound<'py, PyAny>>, name, like: &Tensor<'py>| {
-        let framework = like.framework;
-        output::given_or_new(given, py, name, framework, Dtype::F32, like.dims(), false)
+        let wanted = Wanted {
+            name,
+            like: like.framework,
+            dtype: Dtype::F32,
+            zeros: false,
+        };
+        output::given_or_new(given, py, &wanted, like.dims())
     };
     let total = new(out.as_ref(), "out", first)?;
     let total_lse = new(lse.as_ref(), "lse", first_lse)?;
@@ -83,19 +88,19 @@ pub fn merge<'py>(
             })
         })
         .collect::<PyResult<_>>()?;
-    let firsts = [unless(in_place[0], first)?, unless(in_place[1], first_lse)?];
+    let copied = [copied(in_place[0], first)?, copied(in_place[1], first_lse)?];
     // SAFETY: overlaps with what is read were refused above. A first part in place isn't read.
     let o: &mut [f32] = unsafe { total.elements_mut() }?;
     // SAFETY: the same.
     let lse: &mut [f32] = unsafe { total_lse.elements_mut() }?;
     let numbers = [o, lse];
-    py.detach(|| merge_into(&shape, numbers, firsts, format, &parts))
+    py.detach(|| merge_into(&shape, numbers, copied, format, &parts))
         .map_err(refused)?;
     Ok((total.object, total_lse.object))
 }
 
-/// The numbers of a first part that isn't in place.
-fn unless<'a>(in_place: bool, part: &'a Tensor<'_>) -> PyResult<Option<&'a [f32]>> {
+/// The numbers of a first part that is copied, as it isn't in place.
+fn copied<'a>(in_place: bool, part: &'a Tensor<'_>) -> PyResult<Option<&'a [f32]>> {
     let part = (!in_place).then_some(part);
     part.map(Tensor::elements).transpose()
 }

@@ -10,15 +10,24 @@ use crate::error::{kind, type_name};
 use crate::foreign::{Framework, Memory, cached};
 use crate::tensor::Tensor;
 
-/// New tensors are torch's for its own, otherwise numpy's.
-pub fn new<'py>(
-    py: Python<'py>,
-    name: &'static str,
-    like: Framework,
-    dtype: Dtype,
-    dims: &[usize],
-    zeros: bool,
-) -> PyResult<Tensor<'py>> {
+/// A tensor for results.
+pub struct Wanted {
+    pub name: &'static str,
+    /// Whose it is, if it is a new one: torch's for its own, otherwise numpy's.
+    pub like: Framework,
+    pub dtype: Dtype,
+    /// Whether a new one has zeros.
+    pub zeros: bool,
+}
+
+/// A new tensor.
+pub fn new<'py>(py: Python<'py>, wanted: &Wanted, dims: &[usize]) -> PyResult<Tensor<'py>> {
+    let Wanted {
+        name,
+        like,
+        dtype,
+        zeros,
+    } = *wanted;
     static TORCH: [PyOnceLock<Py<PyAny>>; 2] = [const { PyOnceLock::new() }; 2];
     static NUMPY: [PyOnceLock<Py<PyAny>>; 2] = [const { PyOnceLock::new() }; 2];
     let sizes = PyTuple::new(py, dims)?;
@@ -46,15 +55,13 @@ pub fn new<'py>(
 pub fn given_or_new<'py>(
     given: Option<&Bound<'py, PyAny>>,
     py: Python<'py>,
-    name: &'static str,
-    like: Framework,
-    dtype: Dtype,
+    wanted: &Wanted,
     dims: &[usize],
-    zeros: bool,
 ) -> PyResult<Tensor<'py>> {
     let Some(given) = given else {
-        return new(py, name, like, dtype, dims, zeros);
+        return new(py, wanted, dims);
     };
+    let name = wanted.name;
     let tensor = Tensor::read(name, given)?;
     if tensor.framework == Framework::Other {
         let own = type_name(given);

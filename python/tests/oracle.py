@@ -50,7 +50,7 @@ def causal(s_q: int, s_k: int) -> torch.Tensor:
 
 
 def assert_close(name: str, got: torch.Tensor, want: torch.Tensor, absolute: float, relative: float, cosine: float = 1.0) -> None:
-    """FlashMLA's comparison: each number within either limit, and all together within a cosine difference.
+    """FlashMLA's comparison: each number within either limit, and all of them within a cosine difference.
 
     NaN and infinities must be the same. `cosine` is the limit on `1 - 2 a.b / (a.a + b.b)`.
     """

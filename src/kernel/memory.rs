@@ -53,8 +53,8 @@ impl<'a> ThinRows<'a> {
         self.width
     }
 
-    /// The heads of the rows, if they are long enough.
-    pub fn heads(self, width: usize) -> Option<Self> {
+    /// The first columns of the rows, if they are long enough.
+    pub fn first_columns(self, width: usize) -> Option<Self> {
         (width <= self.width).then_some(Self { width, ..self })
     }
 }

@@ -10,9 +10,10 @@
 //! | V1 | two keys of 8 rows in the lanes | S, and P by pairs of keys |
 //! | C2 | 5 to 8 rows x 2 vectors of 16 columns | V in place, P by broadcast |
 //!
-//! C1 prefetches half of the keys to come, C2 the other half (values of their own: all keys, all values): into L1d, each line once and with dots before the next. V1
-//! prefetches a line of each row of C2's half, lest memory waits for C2. Half a step before, they prefetch a line of every third row, which is
-//! one in each page for MLA's contiguous rows: prefetches wait for page walks. O's columns are those of [`super::fused`].
+//! C1 prefetches half of the keys to come, C2 the other half; or all keys and all values, where these are rows of their own. They come
+//! into L1d, each line once and mostly with dots before the next. V1 prefetches a line of each row of C2's half, lest memory waits for C2.
+//! Half a step before, C1 and C2 prefetch a line of every third row, which is one in each page for MLA's contiguous rows: prefetches
+//! wait for page walks. O's columns are those of [`super::fused`].
 #![allow(unsafe_code, reason = "pointer loads and stores")]
 #![allow(
     clippy::needless_range_loop,
@@ -287,8 +288,9 @@ struct Step<'a, const MLA: bool> {
     keys: &'a [*const bf16],
     /// Each is valid for reads of the block's strips.
     values: &'a [[*const bf16; KEYS]],
-    /// Keys that C1 prefetches, then those of C2, and later ones; and C2's alone, or values. These may be anywhere.
+    /// Keys that C1 prefetches, and later ones. These may be anywhere.
     next: &'a [*const bf16],
+    /// Keys or values that C2 prefetches. These may be anywhere.
     next_in_c2: &'a [*const bf16],
 }
 
@@ -587,7 +589,7 @@ fn to_rows(lanes: __m512) -> __m512 {
 
 /// A line of each row that C2 will prefetch: one of the middle, so that lines on their way already are spread over all of C2's time.
 struct Middles<'a> {
-    /// As many as pairs of keys, or as keys, of which the first have one then. They may be anywhere.
+    /// One for each pair of keys, and perhaps others behind them. They may be anywhere.
     rows: &'a [*const bf16],
     column: usize,
 }

@@ -219,7 +219,7 @@ impl<const D_QK: usize, const D_V: usize> Visitor for Fused<'_, D_QK, D_V> {
             q: &q[..1],
             keys,
             prefetch: keys.pointers(),
-            values: match keys.heads(D_V) {
+            values: match keys.first_columns(D_V) {
                 Some(heads) if self.latent => heads,
                 _ => values.rows(),
             },
