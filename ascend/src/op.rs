@@ -128,6 +128,7 @@ impl Pipe {
     }
 }
 
+/// Vector cores have CANN's name, as V1 and V2 are stages.
 impl fmt::Display for Pipe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -135,9 +136,9 @@ impl fmt::Display for Pipe {
             Self::Mte1 => f.write_str("MTE1"),
             Self::Mmad => f.write_str("MMAD"),
             Self::FixP => f.write_str("FixP"),
-            Self::VectorIn(core) => write!(f, "V{core} in"),
-            Self::Vector(core) => write!(f, "V{core}"),
-            Self::VectorOut(core) => write!(f, "V{core} out"),
+            Self::VectorIn(core) => write!(f, "AIV{core} in"),
+            Self::Vector(core) => write!(f, "AIV{core}"),
+            Self::VectorOut(core) => write!(f, "AIV{core} out"),
         }
     }
 }
@@ -199,8 +200,8 @@ impl fmt::Display for Buffer {
             Self::L0a => f.write_str("L0A"),
             Self::L0b => f.write_str("L0B"),
             Self::L0c => f.write_str("L0C"),
-            Self::UbIn(core) => write!(f, "UB of V{core}, in"),
-            Self::UbOut(core) => write!(f, "UB of V{core}, out"),
+            Self::UbIn(core) => write!(f, "UB of AIV{core}, in"),
+            Self::UbOut(core) => write!(f, "UB of AIV{core}, out"),
             Self::Scores => f.write_str("S in GM"),
             Self::Probabilities => f.write_str("P in GM"),
             Self::Products => f.write_str("T in GM"),

@@ -7,7 +7,7 @@ use amla_ascend::{Pipe, Work};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use crate::trace::{Trace, pipe_name};
+use crate::trace::Trace;
 
 const SIZE: (u32, u32) = (1400, 760);
 const HEADER: i32 = 72;
@@ -102,7 +102,7 @@ fn draw_window(
         let labels = chart.plotting_area();
         let (x, y) = labels.map_coordinate(&(left, lane + 0.3));
         area.draw(&Text::new(
-            pipe_name(pipe),
+            pipe.to_string(),
             (
                 x - 60 - area.get_base_pixel().0,
                 y - area.get_base_pixel().1,

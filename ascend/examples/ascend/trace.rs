@@ -103,7 +103,7 @@ pipes: MTE2, MTE1, MMAD, FixP of the Cube core; AIV0 and AIV1, the Vector cores
             text += &format!("\n{name}, {:.1} to {:.1} us\n", start * 1e6, end * 1e6);
             for pipe in Pipe::ALL {
                 let lane = self.lane(pipe, [start, end], width);
-                text += &format!("{:>8} |{lane}|\n", pipe_name(pipe));
+                text += &format!("{:>8} |{lane}|\n", pipe.to_string());
             }
         }
         text
@@ -123,16 +123,6 @@ pipes: MTE2, MTE1, MMAD, FixP of the Cube core; AIV0 and AIV1, the Vector cores
             }
         }
         most.iter().map(|(_, letter)| letter).collect()
-    }
-}
-
-/// A pipe's name in charts. Vector cores have CANN's name, as V1 and V2 are stages.
-pub fn pipe_name(pipe: Pipe) -> String {
-    match pipe {
-        Pipe::VectorIn(core) => format!("AIV{core} in"),
-        Pipe::Vector(core) => format!("AIV{core}"),
-        Pipe::VectorOut(core) => format!("AIV{core} out"),
-        Pipe::Mte2 | Pipe::Mte1 | Pipe::Mmad | Pipe::FixP => pipe.to_string(),
     }
 }
 

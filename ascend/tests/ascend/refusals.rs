@@ -78,7 +78,7 @@ fn broken_tilings_name_the_buffer() {
             |t| t.block = 1024,
             "L1 for Q/P: P needs 8 buffers at once, there are 4",
         ),
-        (|t| t.vector_rows = 32, "UB of V0, in overflows"),
+        (|t| t.vector_rows = 32, "UB of AIV0, in overflows"),
         (
             |t| t.c1.base_m = 100,
             "baseM is 100; it must be a multiple of 16",
@@ -152,7 +152,7 @@ fn broken_schedules_name_the_dependency() {
     let broken: [(&Break, &str); 22] = [
         (
             &without(C1(0)),
-            "V1(0) on V0 in uses S(0) before it is in S in GM [0], which is empty",
+            "V1(0) on AIV0 in uses S(0) before it is in S in GM [0], which is empty",
         ),
         (
             &without(C1(7)),
@@ -180,11 +180,11 @@ fn broken_schedules_name_the_dependency() {
         ),
         (
             &without(C2(0)),
-            "Rescale(1) on V0 out waits forever for C2 -> Rescale, P V added to O: signal 1",
+            "Rescale(1) on AIV0 out waits forever for C2 -> Rescale, P V added to O: signal 1",
         ),
         (
             &without(C2(7)),
-            "Last(0) on V0 in waits forever for C2 -> Rescale, P V added to O",
+            "Last(0) on AIV0 in waits forever for C2 -> Rescale, P V added to O",
         ),
         (&without(Last(0)), "0 results of 1 row groups"),
         (&twice(Last(0)), "2 results of 1 row groups"),
@@ -194,11 +194,11 @@ fn broken_schedules_name_the_dependency() {
         ),
         (
             &twice(V1(1)),
-            "V1(1) on V0 out overwrites P(1) in P in GM [1] with P(1)",
+            "V1(1) on AIV0 out overwrites P(1) in P in GM [1] with P(1)",
         ),
         (
             &twice(Rescale(1)),
-            "Rescale(1) on V0 out uses O with block 0 before it is in O in GM",
+            "Rescale(1) on AIV0 out uses O with block 0 before it is in O in GM",
         ),
         (
             &twice(C2(7)),
@@ -206,7 +206,7 @@ fn broken_schedules_name_the_dependency() {
         ),
         (
             &swapped(C1(0), C1(1)),
-            "V1(0) on V0 in uses S(0) before it is in S in GM [0]",
+            "V1(0) on AIV0 in uses S(0) before it is in S in GM [0]",
         ),
         (
             &swapped(V1(2), V1(3)),
@@ -214,7 +214,7 @@ fn broken_schedules_name_the_dependency() {
         ),
         (
             &swapped(C2(3), C2(4)),
-            "Rescale(4) on V0 out waits forever for C2 -> Rescale, P V added to O: signal 4",
+            "Rescale(4) on AIV0 out waits forever for C2 -> Rescale, P V added to O: signal 4",
         ),
         (
             &swapped(Rescale(2), Rescale(3)),
@@ -275,19 +275,19 @@ fn a_missing_wait_is_detected() {
         ),
         (
             D::OutputAccumulated,
-            "Rescale(1) on V0 out uses O with block 0 before it is in O in GM",
+            "Rescale(1) on AIV0 out uses O with block 0 before it is in O in GM",
         ),
         (D::OutputRescaled, "uses O rescaled for block"),
         (
             D::UbInArrived,
-            "uses S(0) before it is in UB of V0, in [0], which is empty",
+            "uses S(0) before it is in UB of AIV0, in [0], which is empty",
         ),
-        (D::UbInReleased, "overwrites S(0) in UB of V0, in [0]"),
+        (D::UbInReleased, "overwrites S(0) in UB of AIV0, in [0]"),
         (
             D::UbOutArrived,
-            "uses P(0) before it is in UB of V0, out [0], which is empty",
+            "uses P(0) before it is in UB of AIV0, out [0], which is empty",
         ),
-        (D::UbOutReleased, "in UB of V0, out"),
+        (D::UbOutReleased, "in UB of AIV0, out"),
     ] {
         check(kernel, dependency, message);
     }
