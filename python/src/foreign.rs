@@ -199,6 +199,11 @@ fn torch<'py>(name: &str, tensor: &Bound<'py, PyAny>) -> PyResult<Memory<'py>> {
         )));
     }
     let dtype = dtype(name, &get(intern!(py, "dtype"))?)?;
+    // As of the imaginary part of a conjugate.
+    if tensor.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
+        let text = "is a view that negates its memory: its resolve_neg() has the numbers";
+        return Err(value(format!("{name} {text}")));
+    }
     let strides = tensor.call_method0(intern!(py, "stride"))?;
     let address = tensor.call_method0(intern!(py, "data_ptr"))?;
     Ok(Memory {
@@ -240,6 +245,10 @@ impl ArrayInterface {
 fn numpy<'py>(name: &str, array: &Bound<'py, PyAny>) -> PyResult<Memory<'py>> {
     let py = array.py();
     let dtype = dtype(name, &array.getattr(intern!(py, "dtype"))?)?;
+    if array.hasattr(intern!(py, "mask"))? {
+        let text = "is a masked array, whose mask would not count";
+        return Err(kind(format!("{name} {text}")));
+    }
     let capsule = array.getattr(intern!(py, "__array_struct__"))?;
     let pointer = capsule.cast::<PyCapsule>()?.pointer_checked(None)?;
     // SAFETY: numpy's `__array_struct__` is a capsule of this struct, which lives as long as the capsule.

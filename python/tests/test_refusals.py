@@ -35,6 +35,7 @@ I32 = np.zeros(2, np.int32)
         (ValueError, r"cu_seqlens_q\[1\] is -3, less than cu_seqlens_q\[0\], 0", {"q": Q[:, 0], "cu_seqlens_q": np.array([0, -3, 2], np.int32), "out": None, "lse": None}),
         # Objects.
         (TypeError, "q is of type list, which is no tensor", {"q": [1.0]}),
+        (TypeError, "q is a masked array", {"q": np.ma.masked_array(Q.astype(np.float32))}),
         (TypeError, "q has dtype float64, not bfloat16 or", {"q": Q.astype(np.float64)}),
         (TypeError, "q has dtype >f4, not bfloat16 or", {"q": Q.astype(">f4")}),
         (TypeError, "q is int32, which are no rows without amla.Rows", {"q": Q.astype(np.int32)}),

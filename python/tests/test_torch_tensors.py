@@ -81,6 +81,8 @@ def test_refusals():
         amla.decode(q.to("meta"), kv)
     with pytest.raises(TypeError, match="q has dtype torch.float64, not bfloat16 or"):
         amla.decode(q.double(), kv)
+    with pytest.raises(ValueError, match="q is a view that negates its memory"):
+        amla.decode(torch.complex(q.float(), q.float()).conj().imag, kv)
     with pytest.raises(ValueError, match="out overlaps q in memory"):
         amla.decode(q, kv, out=q[..., :512])
     assert torch.equal(q, numbers(2, 2, 8, 576))
