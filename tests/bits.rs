@@ -137,8 +137,8 @@ fn for_every_f32(check: impl Fn(&[f32; BUFFER]) + Sync) {
             scope.spawn(move || {
                 let mut xs = [0.0; BUFFER];
                 for start in (sign..=sign | 0x7fff_ffff).step_by(BUFFER) {
-                    for (x, bits) in xs.iter_mut().zip(start..) {
-                        *x = f32::from_bits(bits);
+                    for (i, x) in xs.iter_mut().enumerate() {
+                        *x = f32::from_bits(start + i as u32);
                     }
                     check(&xs);
                 }

@@ -131,13 +131,16 @@ pub fn chosen_keys_in_every_layout(backend: Backend) {
             let chosen = Chosen::new(&host, topk, topk as u64);
             let options = modes(backend);
             let mut wants: Vec<Bits> = Vec::new();
-            for (keys, split, ragged_q) in [
+            for (n, (keys, split, ragged_q)) in [
                 (Keys::Contiguous, false, false),
                 (Keys::Contiguous, true, true),
                 (Keys::Ragged, true, false),
                 (Keys::Paged(16), true, true),
                 (Keys::Paged(1), false, false),
-            ] {
+            ]
+            .into_iter()
+            .enumerate()
+            {
                 let laid = host.laid(Layout {
                     keys,
                     spare: usize::from(split),
@@ -150,7 +153,9 @@ pub fn chosen_keys_in_every_layout(backend: Backend) {
                 let narrow = narrow(&indices);
                 let [wide, narrow] = [IndexList::I64(&indices), IndexList::I32(&narrow)]
                     .map(|list| sparse(laid.problem(), list, &chosen, topk));
-                for (i, options) in options.iter().enumerate() {
+                // Every mode at first, then one with each layout.
+                let modes = if n == 0 { 0..4 } else { n - 1..n };
+                for (i, options) in modes.clone().zip(&options[modes]) {
                     let got = decoded(&wide, options);
                     let context = (heads, keys, split, ragged_q, options);
                     let want = wants.get(i).unwrap_or(&got);

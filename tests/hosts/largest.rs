@@ -9,15 +9,15 @@ use crate::sizes::{MLA, SMALL};
 
 /// Groups that go through fused kernels, and panels; keys in one split, and in several.
 pub fn largest_scores(backend: Backend) {
-    for heads in [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 64, 65, 130] {
+    let heads = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 64, 65, 130];
+    for (i, heads) in heads.into_iter().enumerate() {
         let requests = [(1, 1), (1, 193), (2, 0), (1, 2060)];
-        for scale in [1.0, -0.3, 0.0] {
+        // Each scale with every mode, each number of heads with three.
+        for (j, scale) in [1.0, -0.3, 0.0].into_iter().enumerate() {
             let mut host = Host::new([heads, 1], SMALL, &requests).window(2050);
             host.scale *= scale;
-            let laid = host.laid(paged(16));
-            for options in modes(backend) {
-                check_max_logits(&laid.problem(), &options);
-            }
+            let options = modes(backend)[(i + j) % 4];
+            check_max_logits(&host.laid(paged(16)).problem(), &options);
         }
     }
     let host = Host::new([16, 1], MLA, &[(1, 500)]);

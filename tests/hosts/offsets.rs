@@ -9,53 +9,46 @@ use crate::sizes::{MHA, MLA};
 
 /// Groups that go through fused kernels, and panels; keys in place, in one split and in several.
 pub fn rope_first_rows(backend: Backend) {
-    for (heads, dims) in [
+    let ragged = Layout {
+        keys: Keys::Ragged,
+        spare: 2,
+        padding: 3,
+        split_q: true,
+        ..PLAIN
+    };
+    for (i, (heads, dims)) in [
         ([1, 1], MLA),
         ([5, 1], MHA),
         ([8, 1], MLA),
         ([70, 1], MHA),
         ([6, 2], MHA),
-    ] {
+    ]
+    .into_iter()
+    .enumerate()
+    {
         let requests = [(1, 1), (2, 16), (1, 193), (1, 2060)];
         let host = Host::new(heads, dims, &requests).rope_first();
-        for layout in [
-            PLAIN,
-            paged(16),
-            Layout {
-                keys: Keys::Ragged,
-                spare: 2,
-                padding: 3,
-                split_q: true,
-                ..PLAIN
-            },
-        ] {
+        // Each layout with every mode.
+        for (j, layout) in [PLAIN, paged(16), ragged].into_iter().enumerate() {
+            let options = modes(backend)[(i + j) % 4];
             let laid = host.laid(layout);
             let problem = laid.problem();
-            for options in modes(backend) {
-                // The same values as a tensor of their own.
-                let Data::Bf16(data) = problem.kv.data else {
-                    unreachable!();
-                };
-                let apart = Problem {
-                    v_offset: 0,
-                    v: Some(TensorRef {
-                        data: Data::Bf16(&data[host.v_offset..]),
-                        ..problem.kv
-                    }),
-                    ..problem
-                };
-                let want = decoded(&apart, &options);
-                same(
-                    &decoded(&problem, &options),
-                    &want,
-                    &(heads, layout, options),
-                );
-                same(
-                    &combined(&problem, &options),
-                    &want,
-                    &(heads, layout, options),
-                );
-            }
+            // The same values as a tensor of their own.
+            let Data::Bf16(data) = problem.kv.data else {
+                unreachable!();
+            };
+            let apart = Problem {
+                v_offset: 0,
+                v: Some(TensorRef {
+                    data: Data::Bf16(&data[host.v_offset..]),
+                    ..problem.kv
+                }),
+                ..problem
+            };
+            let want = decoded(&apart, &options);
+            let context = (heads, layout, options);
+            same(&decoded(&problem, &options), &want, &context);
+            same(&combined(&problem, &options), &want, &context);
         }
         host.causal(true).check(backend, paged(64));
     }
