@@ -392,6 +392,7 @@ fn run_fused<K: Kernel>(kernel: K, layout: Layout, task: &mut Task<'_>, heads: &
     let Tiles {
         q,
         l0a: [p, ..],
+        l0b,
         ub: [state, ..],
         ..
     } = &mut *task.tiles;
@@ -430,13 +431,13 @@ fn run_fused<K: Kernel>(kernel: K, layout: Layout, task: &mut Task<'_>, heads: &
                 mask: group.mask(0, &block, &mut mask),
                 ..softmax(group, options, 0, &block)
             };
-            let mut from = 0;
-            while from < block.len() {
-                let end = kernel.fused(&call, operands, from, p, state, o);
+            let mut operands = *operands;
+            while operands.from < block.len() {
+                let end = kernel.fused(&call, &operands, p, l0b, state, o);
                 if end.skipped == Skipped::NONE {
                     break;
                 }
-                from = end.keys.end;
+                operands.from = end.keys.end;
                 let fallback = Fallback {
                     group,
                     panel: 0,

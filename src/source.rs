@@ -553,6 +553,7 @@ pub fn each_fused_block(
                 listed.rows()
             };
             let operands = FusedBlock {
+                from: 0,
                 q,
                 keys,
                 prefetch,

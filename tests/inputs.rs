@@ -31,6 +31,7 @@ use stored::Stored;
 
 suites![
     every_size,
+    bits_of_the_same_numbers,
     uniform_numbers,
     mixtures,
     split_tensors,
@@ -278,6 +279,25 @@ fn every_size(backend: Backend) {
                 let laid = host.laid(PLAIN);
                 let name = format!("{rows} rows, {keys} keys, {dims:?}");
                 check_stored(backend, &name, &laid.problem(), formats(F32, kv));
+            }
+        }
+    }
+}
+
+/// Bits depend on the numbers, not on how rows store them, be they converted in place or first.
+fn bits_of_the_same_numbers(backend: Backend) {
+    for rows in [1, 7, 16, 17] {
+        for dims in [MHA, MLA] {
+            let host = Host::new([rows, 1], dims, &[(1, 97)]);
+            let laid = host.laid(PLAIN);
+            for kv in [F16, Q8_0, Q4_0] {
+                stored(&laid.problem(), formats(F32, kv), &mut |problem| {
+                    let results = decoded(problem, &exact(backend));
+                    in_fp32(problem, &mut |plain| {
+                        let name = format!("{rows} rows, {dims:?}, {kv:?}");
+                        same(&decoded(plain, &exact(backend)), &results, &name);
+                    });
+                });
             }
         }
     }

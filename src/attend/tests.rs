@@ -92,12 +92,12 @@ impl<K: Kernel> Kernel for OtherPreload<K> {
         self,
         call: &Softmax<'_>,
         block: &FusedBlock<'_>,
-        from: usize,
         p: &mut L0a,
+        scratch: &mut L0b,
         state: &mut RowState,
         o: &mut [ORow],
     ) -> FusedEnd {
-        self.0.fused(call, block, from, p, state, o)
+        self.0.fused(call, block, p, scratch, state, o)
     }
 
     fn permute(self, fused: bool, values: Dtype, o: &mut [ORow], to: Columns) {

@@ -42,6 +42,11 @@ impl Avx2 {
 
 impl Advance for Avx2 {}
 
+/// Four numbers at any address, that are read at once.
+#[repr(C, packed)]
+#[derive(Clone, Copy)]
+struct Four(__m128);
+
 impl Simd for Avx2 {
     type Lanes = [f32; LANES];
     type F32 = __m256;
@@ -55,8 +60,9 @@ impl Simd for Avx2 {
         load_fours(from: &[f32; LANES]) -> __m256 = {
             let [low, high]: &[[f32; 4]; 2] = &from.as_chunks().0.as_chunks().0[0];
             // Volatile, as the compiler would make one load of both.
-            let [low, high] = [low, high].map(|x| core::ptr::read_volatile(x));
-            _mm256_setr_m128(_mm_loadu_ps(low.as_ptr()), _mm_loadu_ps(high.as_ptr()))
+            let [low, high] =
+                [low, high].map(|x| core::ptr::read_volatile(x.as_ptr().cast::<Four>()).0);
+            _mm256_setr_m128(low, high)
         };
         store(x: __m256, to: &mut [f32; LANES]) = _mm256_storeu_ps(to.as_mut_ptr(), x);
         add(a: __m256, b: __m256) -> __m256 = _mm256_add_ps(a, b);

@@ -277,7 +277,10 @@ pub const FUSED_MULTIPLE: usize = 16;
 
 /// The operands of [`Kernel::fused`](super::Kernel::fused).
 #[allow(dead_code, reason = "for backends that not every build has")]
+#[derive(Clone, Copy)]
 pub struct FusedBlock<'a> {
+    /// The first key to attend; those before it were attended in earlier calls.
+    pub from: usize,
     /// The queries, as [`Kernel::pack_q`](super::Kernel::pack_q) packs them for it.
     pub q: &'a [QPanel],
     /// A block's keys, and others.
@@ -311,6 +314,16 @@ impl FusedEnd {
         keys: 0..0,
         skipped: Skipped::NONE,
     };
+
+    /// C2 skipped these strips for these keys, which are the last that are done.
+    #[allow(dead_code, reason = "for backends that not every build has")]
+    pub const fn skipping(strips: Strips, keys: Range<usize>) -> Self {
+        let skipped = Skipped {
+            all: strips,
+            tail: 0,
+        };
+        Self { keys, skipped }
+    }
 }
 
 /// The order of O's columns within a strip.

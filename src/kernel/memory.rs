@@ -8,7 +8,7 @@ use half::bf16;
 use crate::error::{Argument, Error};
 use crate::format::{Dtype, Q4_0, Q8_0};
 use crate::problem::Run;
-use crate::tile::{BLOCK_KEYS, MAX_D_QK, QPanel, RowTile, Workspace};
+use crate::tile::{BLOCK_KEYS, Fp32Tile, MAX_D_QK, QPanel, RowTile, Workspace};
 
 /// Panels as rows of BF16, if they have room for a block of them.
 pub fn row_tile(panels: &mut [QPanel]) -> Option<&mut RowTile> {
@@ -172,6 +172,10 @@ impl<'a> RowList<'a> {
     }
 }
 
+// SAFETY: floats without padding (`tile` asserts that); every bit pattern is a value.
+unsafe impl bytemuck::Zeroable for Fp32Tile {}
+// SAFETY: as above; the type is `Copy` and has no references.
+unsafe impl bytemuck::Pod for Fp32Tile {}
 // SAFETY: integers without padding (`tile` asserts that); every bit pattern is a value.
 unsafe impl bytemuck::Zeroable for QPanel {}
 // SAFETY: as above; the type is `Copy` and has no references.

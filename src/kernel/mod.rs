@@ -189,20 +189,13 @@ pub trait Kernel: Copy {
     fn fused(
         self,
         call: &Softmax<'_>,
-        _block: &FusedBlock<'_>,
-        from: usize,
+        block: &FusedBlock<'_>,
         _p: &mut L0a,
+        _scratch: &mut L0b,
         _state: &mut RowState,
         _o: &mut [ORow],
     ) -> FusedEnd {
-        let skipped = Skipped {
-            all: Strips::MAX,
-            tail: 0,
-        };
-        FusedEnd {
-            keys: from..call.keys,
-            skipped,
-        }
+        FusedEnd::skipping(Strips::MAX, block.from..call.keys)
     }
 
     /// Brings the columns of rows of strips of O from the order in which C2, or with `fused` the fused

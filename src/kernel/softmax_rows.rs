@@ -1,13 +1,9 @@
 //! V1 of few rows, with a row's keys in the lanes: that of the fused kernels whose rows don't share the lanes.
 //!
 //! P is relative to the running reference alone, not to the largest score of the keys at hand. So the keys' largest score only has
-//! to be compared with the reference and with the largest so far, which seldom move: the processor predicts that, and doesn't wait
-//! for it.
+//! to be compared with the reference, which seldom moves: the processor predicts that, and doesn't wait for it.
 
 use core::ops::Range;
-use core::slice::from_ref;
-
-use bytemuck::Zeroable;
 
 use crate::kernel::Softmax;
 use crate::kernel::advance::{self, advance, distance};
@@ -21,6 +17,8 @@ pub const ROWS: usize = if PANEL_ROWS < 32 { PANEL_ROWS / 2 } else { 16 };
 pub const KEYS: usize = 64;
 /// Rows whose sums are added up at once.
 const GROUP: usize = 4;
+/// Numbers of the widest vectors.
+const LANES: usize = 16;
 
 const _: () = assert!(ROWS.is_multiple_of(GROUP) && KEYS == u64::BITS as usize);
 
@@ -30,7 +28,10 @@ pub struct Scores(pub [[f32; KEYS]; ROWS]);
 
 /// `P = exp2((s - score) * scale + offset)` of each row. The difference comes before the product: it is exact for the scores that
 /// matter, so that large ones lose nothing, with or without a fused multiply-add.
+#[repr(align(64))]
 pub struct Bases {
+    /// The largest scores so far, lane by lane; -inf in lanes beyond.
+    largest: [[f32; LANES]; ROWS],
     /// The unscaled score at the reference, rounded.
     score: [f32; ROWS],
     /// What that rounding took, in log2 units; -inf where no key was seen yet.
@@ -41,22 +42,77 @@ impl Bases {
     /// Those of the rows' references.
     pub fn of(call: &Softmax<'_>, state: &RowState) -> Self {
         let mut bases = Self {
+            largest: [[f32::NEG_INFINITY; _]; _],
             score: [0.0; ROWS],
             offset: [f32::NEG_INFINITY; ROWS],
         };
+        bases.follow(call, state);
+        bases
+    }
+
+    /// Moves references to the largest scores so far. It is rare, and the same for all backends.
+    #[cold]
+    #[inline(never)]
+    fn advance(
+        &mut self,
+        call: &Softmax<'_>,
+        state: &mut RowState,
+        increment: &mut [i32; PANEL_ROWS],
+    ) {
+        let mut maxima = [f32::NEG_INFINITY; PANEL_ROWS];
+        for (r, max) in maxima[..call.rows].iter_mut().enumerate() {
+            *max = self.largest(r);
+        }
+        let mut unused = advance::Bases::NONE;
+        advance(call, 0..call.rows, &maxima, state, increment, &mut unused);
+        self.follow(call, state);
+    }
+
+    /// Follows references that moved.
+    fn follow(&mut self, call: &Softmax<'_>, state: &RowState) {
         for (r, &reference) in state.reference[..call.rows].iter().enumerate() {
             if reference.is_finite() {
                 // Within half of the range, so that differences to negative scores don't overflow.
                 const MOST: f32 = f32::MAX / 2.0;
                 let score = (reference / call.scale).clamp(-MOST, MOST);
                 let score = if call.scale == 0.0 { 0.0 } else { score };
-                bases.score[r] = score;
-                bases.offset[r] = distance(score, call.scale, reference);
-            } else if reference > 0.0 {
-                bases.offset[r] = f32::NAN;
+                self.score[r] = score;
+                self.offset[r] = distance(score, call.scale, reference);
+            } else {
+                self.score[r] = 0.0;
+                self.offset[r] = if reference > 0.0 {
+                    f32::NAN
+                } else {
+                    f32::NEG_INFINITY
+                };
             }
         }
-        bases
+    }
+
+    /// A row's largest score so far.
+    fn largest(&self, r: usize) -> f32 {
+        let mut lanes = self.largest[r];
+        let mut half = LANES;
+        while half > 1 {
+            half /= 2;
+            for i in 0..half {
+                // Not `f32::max`: there is no NaN.
+                lanes[i] = if lanes[i] < lanes[i + half] {
+                    lanes[i + half]
+                } else {
+                    lanes[i]
+                };
+            }
+        }
+        lanes[0]
+    }
+
+    /// Adds the largest scores to the rows'.
+    #[inline(never)]
+    pub fn store_largest(&self, call: &Softmax<'_>, state: &mut RowState) {
+        for (r, max) in state.max[..call.rows].iter_mut().enumerate() {
+            *max = max.max(self.largest(r));
+        }
     }
 }
 
@@ -81,7 +137,7 @@ impl<S: Simd> StoreRows<S> for Unrounded {
 }
 
 /// V1 of some of the call's keys: `p` holds their scores, and P afterwards; 0 for those behind the last, up to full `vectors`.
-/// The keys are those from a step's first on. Returns whether a reference moved.
+/// The keys are those from a step's first on. Returns whether a reference moved; if so, `increment` says by how much.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "inlined everywhere")]
 pub fn softmax_rows<S: Simd, T: StoreRows<S>>(
@@ -97,37 +153,21 @@ pub fn softmax_rows<S: Simd, T: StoreRows<S>>(
 ) -> bool {
     let seen = (call.mask.is_some() || keys.len() < vectors * S::LANES).then(|| seen(call, keys));
     let seen = |r: usize| seen.as_ref().map(|seen| seen[r]);
-    let [mut above, mut larger] = [simd.splat(f32::NEG_INFINITY); 2];
+    let mut above = simd.splat(f32::NEG_INFINITY);
     for r in 0..call.rows {
         let max = row_max(simd, &lanes::<S>(&p.0[r])[..vectors], seen(r));
+        let largest = &mut lanes_mut::<S>(&mut bases.largest[r])[0];
+        simd.store(simd.max(max, simd.load(largest)), largest);
         // NaN doesn't count: where nothing was seen, for one.
         let over = simd.sub(
             simd.mul(max, simd.splat(call.scale)),
             simd.splat(state.reference[r]),
         );
         above = simd.max(over, above);
-        larger = simd.max(simd.sub(max, simd.splat(state.max[r])), larger);
     }
-    increment.fill(0);
-    let mut moved = false;
-    if simd.any(simd.not_ge(simd.splat(0.0), simd.max(above, larger))) {
-        let mut maxima = [f32::NEG_INFINITY; PANEL_ROWS];
-        for (r, largest) in maxima.iter_mut().enumerate().take(call.rows) {
-            let max = row_max(simd, &lanes::<S>(&p.0[r])[..vectors], seen(r));
-            let mut scores = <S::Lanes as Zeroable>::zeroed();
-            simd.store(max, &mut scores);
-            let scores: &[f32] = bytemuck::cast_slice(from_ref(&scores));
-            *largest = scores.iter().copied().fold(*largest, f32::max);
-        }
-        for (so_far, &max) in state.max.iter_mut().zip(&maxima) {
-            *so_far = so_far.max(max);
-        }
-        moved = simd.any(simd.not_ge(simd.splat(0.0), above));
-        if moved {
-            let mut unused = advance::Bases::NONE;
-            advance(call, 0..call.rows, &maxima, state, increment, &mut unused);
-            *bases = Bases::of(call, state);
-        }
+    let moved = simd.any(simd.not_ge(simd.splat(0.0), above));
+    if moved {
+        bases.advance(call, state, increment);
     }
     let (scale, zero) = (simd.splat(call.scale), simd.splat(0.0));
     let exact = call.rescale == Rescale::Exact;

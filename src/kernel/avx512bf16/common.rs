@@ -3,7 +3,7 @@
 pub use half::bf16;
 
 pub use crate::kernel::arch::*;
-pub use crate::kernel::call::{Columns, FusedEnd, PackQ, Pv, Qk, Skipped, Softmax, Strips};
+pub use crate::kernel::call::{Columns, FusedEnd, PackQ, Pv, Qk, Softmax, Strips};
 pub use crate::kernel::memory::FUSED_KEYS;
 pub use crate::kernel::prefetch::{Core, Hint, LINE};
 pub use crate::kernel::simd::Simd;

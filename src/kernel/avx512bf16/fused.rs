@@ -197,6 +197,7 @@ impl<const MLA: bool> Call<'_, MLA> {
             residuals: [Residual::NONE; _],
         };
         let tile_rows = rows.div_ceil(TILES);
+        let mut end = FusedEnd::ALL;
         for first in (from..call.keys).step_by(at_once) {
             let len = at_once.min(call.keys - first);
             // Whole vectors of keys: scores beyond don't count.
@@ -276,14 +277,13 @@ impl<const MLA: bool> Call<'_, MLA> {
                 }
             }
             if all != 0 {
-                probs.spread(rows, p);
-                return FusedEnd {
-                    keys,
-                    skipped: Skipped { all, tail: 0 },
-                };
+                probs.spread(rows, moved, p);
+                end = FusedEnd::skipping(all, keys);
+                break;
             }
         }
-        FusedEnd::ALL
+        bases.store_largest(call, state);
+        end
     }
 }
 
@@ -668,7 +668,10 @@ impl<const V: usize> Probs<V> {
 
     /// Stores P in the tile of other kernels, pair by pair.
     #[cold]
-    fn spread(&self, rows: usize, p: &mut L0a) {
+    fn spread(&self, rows: usize, moved: bool, p: &mut L0a) {
+        if !moved {
+            p.increment.fill(0);
+        }
         for (part, to) in self.parts.iter().zip([&mut p.high, &mut p.low]) {
             for (r, part) in part.iter().enumerate().take(rows) {
                 for (pair, to) in part.as_flattened().iter().zip(&mut p::blocks_mut(to)[0]) {

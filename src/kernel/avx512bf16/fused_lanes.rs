@@ -256,13 +256,7 @@ impl<const MLA: bool> Call<'_, MLA> {
             };
             if skipped != 0 {
                 probs.spread(N, p);
-                return FusedEnd {
-                    keys: first..first + len,
-                    skipped: Skipped {
-                        all: skipped,
-                        tail: 0,
-                    },
-                };
+                return FusedEnd::skipping(skipped, first..first + len);
             }
         }
         FusedEnd::ALL

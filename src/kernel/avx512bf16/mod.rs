@@ -112,11 +112,12 @@ impl Kernel for Avx512Bf16 {
         self,
         call: &Softmax<'_>,
         block: &FusedBlock<'_>,
-        from: usize,
         p: &mut L0a,
+        _scratch: &mut L0b,
         state: &mut RowState,
         o: &mut [ORow],
     ) -> FusedEnd {
+        let from = block.from;
         // SAFETY: the token proves the features.
         unsafe {
             if is_mla(block.keys.width(), block.values.width()) {

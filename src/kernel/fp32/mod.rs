@@ -131,12 +131,12 @@ macro_rules! backend {
                     simd,
                     call: &Softmax<'_>,
                     block: &$crate::kernel::FusedBlock<'_>,
-                    from: usize,
                     p: &mut L0a,
+                    scratch: &mut L0b,
                     state: &mut RowState,
                     o: &mut [ORow],
                 ) -> $crate::kernel::FusedEnd {
-                    fp32::fused::fused(simd, call, block, from, p, state, o)
+                    fp32::fused::fused(simd, call, block, p, scratch, state, o)
                 }
 
                 fn permute(simd, _fused: bool, values: Dtype, o: &mut [ORow], to: Columns) {
@@ -226,6 +226,25 @@ macro_rules! backend {
                     const TILES: &'static [fp32::fused::Pv<$token>] = &[$(run::<E, $pv_rows, $pv_pairs>),*];
                 }
                 by_dtype!(values, E => Of::<E>::TILES)
+            }
+
+            fn convert(rows: Dtype) -> Option<fp32::fused::Convert<Self>> {
+                $(#[$features])?
+                unsafe fn run<E: Element<$token>>(
+                    simd: $token,
+                    rows: &[*const bf16],
+                    numbers: Range<usize>,
+                    to: &mut [f32],
+                ) {
+                    // SAFETY: the caller's promise.
+                    unsafe { fp32::fused::convert::<_, E>(simd, rows, numbers, to) }
+                }
+                match rows {
+                    Dtype::Q8_0 => Some(run::<fp32::element::Q8>),
+                    Dtype::Q4_0 => Some(run::<fp32::element::Q4>),
+                    // Converted ones take longer to write and to read.
+                    _ => None,
+                }
             }
         }
 

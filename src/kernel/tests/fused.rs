@@ -63,11 +63,18 @@ impl OnCore {
 
     /// Keys of a step: a call may end after any number of steps, and another begin there, with the same bits.
     pub(super) fn step(self, rows: usize) -> usize {
+        self.step_of(rows, MAX_D_QK + MAX_D_V)
+    }
+
+    /// The same where rows have `widths` numbers in Q and in O.
+    pub(super) fn step_of(self, rows: usize, widths: usize) -> usize {
         match (self.backend.id(), self.core) {
             (BackendId::Avx512Bf16, Core::Zen5) if rows >= 5 => 96,
             (BackendId::Avx512Bf16, Core::Zen5) => 16,
             (BackendId::Avx512Bf16, Core::Zen4) if rows >= 4 => 64,
-            _ if rows >= 5 => 64,
+            (BackendId::Avx512Bf16, _) if rows >= 5 => 64,
+            (BackendId::Avx512Bf16, _) => 16,
+            _ if rows * widths > 4 * (MAX_D_QK + MAX_D_V) => 64,
             _ => 16,
         }
     }
@@ -185,6 +192,29 @@ impl After {
             assert_eq!(got, want, "{at} {group} {r}");
         }
     }
+
+    /// Holds the results against those of steps of another length, which add in another order and move references at
+    /// other keys: within `bound` of a row's largest column.
+    #[track_caller]
+    pub(super) fn check_near(&self, want: &Self, rows: usize, bound: f32, at: &str) {
+        for r in 0..rows {
+            let [got, wanted] = [self, want].map(|after| after.state.max[r].to_bits());
+            assert_eq!(got, wanted, "{at} {r}");
+            let lse =
+                [self, want].map(|after| after.state.sum[r].log2() + after.state.reference[r]);
+            assert!((lse[0] - lse[1]).abs() <= bound, "{at} {r} {lse:?}");
+            for strip in 0..self.o.len() / rows {
+                let [got, want] = [self, want].map(|after| {
+                    let sum = after.state.rounded_sum[r];
+                    after.o(rows, strip, r).map(|o| o / sum)
+                });
+                let largest = want.iter().fold(0.0, |most: f32, o| most.max(o.abs()));
+                for (got, want) in got.iter().zip(want) {
+                    assert!((got - want).abs() <= bound * largest, "{at} {strip} {r}");
+                }
+            }
+        }
+    }
 }
 
 impl<const D_QK: usize, const D_V: usize> Visitor for Fused<'_, D_QK, D_V> {
@@ -197,7 +227,7 @@ impl<const D_QK: usize, const D_V: usize> Visitor for Fused<'_, D_QK, D_V> {
             return None;
         }
         let mut tiles = workspace();
-        let Tiles { q, l0a, .. } = &mut tiles.tiles;
+        let Tiles { q, l0a, l0b, .. } = &mut tiles.tiles;
         let queries: Vec<_> = run.q.chunks(MAX_D_QK).take(rows).collect();
         kernel.pack_q(&pack(D_QK, &queries, true), &mut q[..1]);
         let listed = run.keys.chunks(MAX_D_QK).take(len);
@@ -216,6 +246,7 @@ impl<const D_QK: usize, const D_V: usize> Visitor for Fused<'_, D_QK, D_V> {
         }));
         let keys = keys.rows();
         let block = FusedBlock {
+            from: self.from,
             q: &q[..1],
             keys,
             prefetch: keys.pointers(),
@@ -231,7 +262,7 @@ impl<const D_QK: usize, const D_V: usize> Visitor for Fused<'_, D_QK, D_V> {
         };
         let (call, p) = (run.softmax(rows, &[]), &mut l0a[0]);
         kernel.permute(true, Dtype::Bf16, &mut o, Columns::Own);
-        let end = kernel.fused(&call, &block, self.from, p, &mut state, &mut o);
+        let end = kernel.fused(&call, &block, p, l0b, &mut state, &mut o);
         kernel.permute(true, Dtype::Bf16, &mut o, Columns::Natural);
         let prob = |k| core::array::from_fn(|r| kernel.prob(p, run.precision, k, r));
         Some(After {

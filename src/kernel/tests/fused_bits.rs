@@ -95,7 +95,7 @@ fn cores_have_the_same_bits() {
     }
 }
 
-/// Rows of other widths have the bits of wide ones whose other columns are zeros.
+/// Rows of other widths have the bits of wide ones whose other columns are zeros, if their steps are as long.
 #[test]
 fn narrow_rows_have_the_bits_of_wide_ones() {
     narrow::<512, 512>();
@@ -123,7 +123,12 @@ fn narrow<const D_QK: usize, const D_V: usize>() {
                     continue;
                 };
                 assert_eq!(got.end, FusedEnd::ALL);
-                got.check_same(&want, rows, rows, &format!("{on:?} {len}"));
+                let at = format!("{on:?} {len}");
+                if on.step_of(rows, D_QK + D_V) == on.step(rows) {
+                    got.check_same(&want, rows, rows, &at);
+                } else {
+                    got.check_near(&want, rows, 1e-5, &at);
+                }
             }
         }
     }

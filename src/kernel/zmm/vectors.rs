@@ -94,6 +94,11 @@ impl Zmm {
     }
 }
 
+/// Four numbers at any address, that are read at once.
+#[repr(C, packed)]
+#[derive(Clone, Copy)]
+struct Four(__m128);
+
 impl Simd for Zmm {
     type Lanes = [f32; LANES];
     type F32 = __m512;
@@ -108,8 +113,7 @@ impl Simd for Zmm {
             let [a, b, c, d]: &[[f32; 4]; LANES / 4] = &from.as_chunks().0.as_chunks().0[0];
             // Volatile, as the compiler would make one load of all.
             let [a, b, c, d] = [a, b, c, d]
-                .map(|x| core::ptr::read_volatile(x))
-                .map(|[a, b, c, d]| _mm_setr_ps(a, b, c, d));
+                .map(|x| core::ptr::read_volatile(x.as_ptr().cast::<Four>()).0);
             let ab = _mm512_insertf32x4::<1>(_mm512_castps128_ps512(a), b);
             _mm512_insertf32x4::<3>(_mm512_insertf32x4::<2>(ab, c), d)
         };
