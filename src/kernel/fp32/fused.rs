@@ -577,7 +577,11 @@ pub fn fused_pv<S: Simd, E: Element<S>, const N: usize, const V: usize>(
                 }
                 let mut coming = None;
                 match &step.coming {
-                    Coming::Values(rows) => coming = Some(&rows[group]),
+                    // Once where a chunk takes several parts.
+                    Coming::Values(rows) if (part * width).is_multiple_of(CHUNK) => {
+                        coming = Some(&rows[group]);
+                    }
+                    Coming::Values(_) => {}
                     Coming::Keys { rows, each } => {
                         let visit = strip * step.values.len() + group;
                         let chunk = part * step.chunks / parts;
@@ -597,7 +601,7 @@ pub fn fused_pv<S: Simd, E: Element<S>, const N: usize, const V: usize>(
                     for i in 0..V {
                         let column = part * width + i * 2 * S::LANES;
                         if let Some(coming) = coming
-                            && column.is_multiple_of(CHUNK)
+                            && (i * 2 * S::LANES).is_multiple_of(CHUNK)
                         {
                             let column = strip * STRIP + column;
                             step.prefetch_chunk::<S, E>(simd, coming[k], column / CHUNK);
