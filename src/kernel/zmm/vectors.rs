@@ -94,8 +94,8 @@ impl Zmm {
     }
 }
 
-/// Four numbers at any address, that are read at once.
-#[repr(C, packed)]
+/// Four numbers at any address, that are read at once; emulated vectors are always aligned.
+#[cfg_attr(not(amla_emulated), repr(C, packed))]
 #[derive(Clone, Copy)]
 struct Four(__m128);
 
