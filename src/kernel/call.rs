@@ -301,7 +301,7 @@ pub struct FusedBlock<'a> {
 #[must_use]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FusedEnd {
-    /// The last keys that it computed, if C2 skipped strips: P is of those keys then, and O was rescaled.
+    /// The last keys that it computed, if C2 skipped strips: P and the increments are of those keys then, and O was rescaled.
     pub keys: Range<usize>,
     /// The strips that C2 skipped for them.
     pub skipped: Skipped,

@@ -26,7 +26,7 @@ const _: () = assert!(ROWS.is_multiple_of(GROUP) && KEYS == u64::BITS as usize);
 #[repr(align(64))]
 pub struct Scores(pub [[f32; KEYS]; ROWS]);
 
-/// `P = exp2((s - score) * scale + offset)` of each row. The difference comes before the product: it is exact for the scores that
+/// Of each row, from step to step: `P = exp2((s - score) * scale + offset)`, and the largest score. The difference comes before the product: it is exact for the scores that
 /// matter, so that large ones lose nothing, with or without a fused multiply-add.
 #[repr(align(64))]
 pub struct Bases {

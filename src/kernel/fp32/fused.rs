@@ -2,7 +2,8 @@
 //!
 //! With few rows memory limits, or nearly so. In steps of 16 keys, C2 finds these in L1d, where C1 left them. Larger Q and O
 //! leave no room for that: steps have 64 keys then, so that Q and O, which come from L2, serve more of them. Meanwhile rows
-//! to come are prefetched, as evenly as can be: C1 prefetches keys, and C2 half of them, or values that aren't among them.
+//! to come are prefetched, as evenly as can be: C1 prefetches half of the keys, and C2 the others; or C1 all, and C2 values, where
+//! these aren't among the keys.
 //!
 //! | stage | register tile | operands |
 //! |---|---|---|
@@ -63,9 +64,13 @@ const MAX_CHUNKS: usize = MAX_D_QK / CHUNK;
 
 // The last step may have a single key of the block, and prefetches as many as it computes on.
 const _: () = assert!(FUSED_KEYS >= BLOCK_KEYS + GROUP + LONG + DISTANCE);
+// L0B holds converted keys, and a step's values of a strip.
+const _: () = assert!(GROUP.is_multiple_of(CONVERTED));
+const _: () = assert!(size_of::<L0b>() >= size_of::<f32>() * CONVERTED * MAX_D_QK);
+const _: () = assert!(size_of::<L0b>() >= size_of::<f32>() * LONG * STRIP);
 
 /// Keys of a step of `rows` rows, of which each has `widths` numbers in Q and in O.
-pub const fn step_keys(rows: usize, widths: usize) -> usize {
+const fn step_keys(rows: usize, widths: usize) -> usize {
     if rows * widths <= SMALL { SHORT } else { LONG }
 }
 
@@ -223,14 +228,16 @@ impl Step<'_> {
     /// Prefetches a chunk of a row: a line or two, or a line's part.
     #[inline(always)]
     fn prefetch_chunk<S: Simd, E: Element<S>>(&self, simd: S, row: *const Word, chunk: usize) {
-        let words = const { E::DTYPE.words(CHUNK) };
-        let lines = (0..words).step_by(LINE);
-        // Rows that are converted first are shorter: some of their lines are prefetched twice.
+        let most = const { E::DTYPE.words(CHUNK) };
+        // Others that are converted first are shorter.
         let words = match E::DTYPE {
             Dtype::F32 => self.chunk_words,
-            _ => words,
+            _ => most,
         };
-        for line in lines {
+        for line in (0..most).step_by(LINE) {
+            if line >= words {
+                break;
+            }
             let at = row.wrapping_add(chunk * words + line);
             if self.into_l2 {
                 simd.prefetch_l2(at);
@@ -292,7 +299,7 @@ impl<T: Tiles> Products<T> {
     fn c1(&self, step: &Step<'_>, converted: &mut [f32], scores: &mut Scores) {
         let mut run = |step: &Step<'_>| {
             for (row, qk) in row_tiles(self.rows, self.qk) {
-                // SAFETY: the token proves the features.
+                // SAFETY: the token proves the features; tiles are those of how the step's keys are stored.
                 unsafe { qk(self.tiles, step, row, scores) };
             }
         };
@@ -318,12 +325,15 @@ impl<T: Tiles> Products<T> {
     #[inline(always)]
     fn c2(&self, step: &Step<'_>, converted: &mut [f32], p: &Scores, output: &mut Output<'_>) {
         let step = &Step {
-            chunk_words: self.chunk_words[1],
+            chunk_words: match step.coming {
+                Coming::Keys { .. } => self.chunk_words[0],
+                Coming::Values(_) => self.chunk_words[1],
+            },
             ..*step
         };
         let mut run = |step: &Step<'_>| {
             for (row, pv) in row_tiles(self.rows, self.pv) {
-                // SAFETY: the token proves the features.
+                // SAFETY: the token proves the features; tiles are those of how the step's values are stored.
                 unsafe { pv(self.tiles, step, row, p, output) };
             }
         };
@@ -608,7 +618,7 @@ pub fn fused_pv<S: Simd, E: Element<S>, const N: usize, const V: usize>(
                         }
                         let column = first_column + column;
                         for h in 0..2 {
-                            // SAFETY: values are valid for reads of all strips, of which this is one.
+                            // SAFETY: values are valid for reads of the step's strips, of which this is one.
                             v[i][h] = unsafe { E::vector(simd, values[k], column, h) };
                         }
                     }
@@ -629,9 +639,9 @@ pub fn fused_pv<S: Simd, E: Element<S>, const N: usize, const V: usize>(
                         wrong = simd.mul_add(acc[0][i][h], zero, wrong);
                     }
                 }
-                // SAFETY: values are valid for reads of all strips, of which this is one.
+                // SAFETY: values are valid for reads of the step's strips, of which this is one.
                 let finite =
-                    || unsafe { values_are_finite::<S, E, GROUP>(simd, step.values, first_column) };
+                    || unsafe { values_are_finite::<S, E>(simd, step.values, first_column) };
                 if simd.any(simd.not_ge(wrong, zero)) && !finite() {
                     if let Some(before) = before {
                         *o = before;
@@ -657,9 +667,9 @@ pub fn fused_pv<S: Simd, E: Element<S>, const N: usize, const V: usize>(
 /// # Safety
 /// The values are valid for reads of the strip.
 #[inline(always)]
-pub unsafe fn values_are_finite<S: Simd, E: Element<S>, const N: usize>(
+unsafe fn values_are_finite<S: Simd, E: Element<S>>(
     simd: S,
-    values: &[[*const Word; N]],
+    values: &[[*const Word; GROUP]],
     first_column: usize,
 ) -> bool {
     let zero = simd.splat(0.0);

@@ -10,6 +10,11 @@ use crate::kernel::{FUSED_MULTIPLE, FusedEnd};
 /// Neither where a call begins nor what is prefetched meanwhile changes a bit.
 #[test]
 fn calls_resume_with_the_same_bits() {
+    resume::<MAX_D_QK, MAX_D_V>();
+    resume::<192, 128>();
+}
+
+fn resume<const D_QK: usize, const D_V: usize>() {
     let operands = Operands::new([71, 73, 75]);
     let next = numbers(79, 9 * MAX_D_QK);
     let modes = MODES.into_iter();
@@ -22,18 +27,19 @@ fn calls_resume_with_the_same_bits() {
                 ..operands.run(rows, len)
             };
             for on in on_all_cores() {
-                let Some(want) = on.with(fused(run)) else {
+                let all = fused_of_widths::<D_QK, D_V>(run);
+                let Some(want) = on.with(all) else {
                     continue;
                 };
-                let step = on.step(rows);
+                let step = on.step_of(rows, D_QK + D_V);
                 let at = [step, 128].into_iter().filter(|at| at % step == 0);
                 for at in at.filter(|&at| at < len) {
-                    let first = on.with(fused(Run { len: at, ..run }));
+                    let first = on.with(fused_of_widths::<D_QK, D_V>(Run { len: at, ..run }));
                     let second = Fused {
                         from: at,
                         next: &next,
                         before: first.as_ref(),
-                        ..fused(run)
+                        ..all
                     };
                     let got = on.with(second).unwrap();
                     got.check_same(&want, rows, rows, &format!("{on:?} {at}"));

@@ -94,10 +94,22 @@ impl Zmm {
     }
 }
 
-/// Four numbers at any address, that are read at once; emulated vectors are always aligned.
-#[cfg_attr(not(amla_emulated), repr(C, packed))]
-#[derive(Clone, Copy)]
-struct Four(__m128);
+/// Four numbers, read at once. Volatile, as the compiler would make one load of several fours.
+#[cfg(not(amla_emulated))]
+#[inline(always)]
+fn four(numbers: &[f32; 4]) -> __m128 {
+    /// At any address.
+    #[repr(C, packed)]
+    #[derive(Clone, Copy)]
+    struct Four(__m128);
+    // SAFETY: a valid reference to as many numbers; the type needs no alignment.
+    unsafe { core::ptr::read_volatile(numbers.as_ptr().cast::<Four>()).0 }
+}
+
+#[cfg(amla_emulated)]
+fn four([a, b, c, d]: &[f32; 4]) -> __m128 {
+    _mm_setr_ps(*a, *b, *c, *d)
+}
 
 impl Simd for Zmm {
     type Lanes = [f32; LANES];
@@ -111,9 +123,7 @@ impl Simd for Zmm {
         load(from: &[f32; LANES]) -> __m512 = _mm512_loadu_ps(from.as_ptr());
         load_fours(from: &[f32; LANES]) -> __m512 = {
             let [a, b, c, d]: &[[f32; 4]; LANES / 4] = &from.as_chunks().0.as_chunks().0[0];
-            // Volatile, as the compiler would make one load of all.
-            let [a, b, c, d] = [a, b, c, d]
-                .map(|x| core::ptr::read_volatile(x.as_ptr().cast::<Four>()).0);
+            let [a, b, c, d] = [a, b, c, d].map(four);
             let ab = _mm512_insertf32x4::<1>(_mm512_castps128_ps512(a), b);
             _mm512_insertf32x4::<3>(_mm512_insertf32x4::<2>(ab, c), d)
         };
