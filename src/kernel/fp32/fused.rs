@@ -597,6 +597,13 @@ pub fn fused_pv<S: Simd, E: Element<S>, const N: usize, const V: usize>(
                         let chunk = part * step.chunks / parts;
                         let end = (part + 1) * step.chunks / parts;
                         for &row in &rows[visit * each..][..*each] {
+                            // FP32 takes too long for a mispredicted branch to count.
+                            if E::DTYPE == Dtype::F32 {
+                                for chunk in chunk..end {
+                                    step.prefetch_chunk::<S, E>(simd, row, chunk);
+                                }
+                                continue;
+                            }
                             // Unrolled: a loop that ends after some chunks is mispredicted.
                             for i in 0..const { MAX_CHUNKS.div_ceil(STRIP / (V * 2 * S::LANES)) } {
                                 if chunk + i < end {
