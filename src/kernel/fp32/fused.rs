@@ -12,9 +12,9 @@
 //! | C2 | `rows` x pairs of vectors of columns | V in place, P by broadcast |
 //!
 //! Each backend has its tiles ([`Tiles`]), for each way in which rows are stored. Both matrix products convert two vectors of a
-//! row's numbers ([`Element`]), once for all rows of a tile. Where that costs much and a group has several tiles, some keys, and then
-//! the values of a strip, are converted into L0B first, once for all tiles. Q and O's columns have the order in which vectors come,
-//! O until the epilogue. O is compact: strip after strip of `rows` rows.
+//! row's numbers ([`Element`]), once for all rows of a tile. ggml's blocks take several instructions: where a group has three tiles
+//! or more, some keys, and then the values of a strip, are converted into L0B first, once for all tiles. Q and O's columns have the
+//! order in which vectors come, O until the epilogue. O is compact: strip after strip of `rows` rows.
 //!
 //! Kernels know widths as numbers only, so that all widths share their code.
 #![allow(unsafe_code, reason = "loads by way of pointers to rows")]
@@ -47,7 +47,7 @@ pub const fn rows(limit: usize) -> usize {
 
 /// Keys that C2 multiplies in one unrolled loop; a step has a multiple.
 const GROUP: usize = FUSED_MULTIPLE;
-/// Keys of a step: of the longest, and of one whose Q and O are small.
+/// Keys of a step: usually, and where Q and O are small.
 const LONG: usize = softmax_rows::KEYS;
 const SHORT: usize = GROUP;
 /// Numbers up to which Q and O are small: those of four rows of MLA.
@@ -229,7 +229,7 @@ impl Step<'_> {
     #[inline(always)]
     fn prefetch_chunk<S: Simd, E: Element<S>>(&self, simd: S, row: *const Word, chunk: usize) {
         let most = const { E::DTYPE.words(CHUNK) };
-        // Others that are converted first are shorter.
+        // Rows that are converted to FP32 first have shorter chunks.
         let words = match E::DTYPE {
             Dtype::F32 => self.chunk_words,
             _ => most,
@@ -597,7 +597,7 @@ pub fn fused_pv<S: Simd, E: Element<S>, const N: usize, const V: usize>(
                         let chunk = part * step.chunks / parts;
                         let end = (part + 1) * step.chunks / parts;
                         for &row in &rows[visit * each..][..*each] {
-                            // FP32 takes too long for a mispredicted branch to count.
+                            // Less code. Rows of FP32 take so long that a mispredicted branch doesn't count.
                             if E::DTYPE == Dtype::F32 {
                                 for chunk in chunk..end {
                                     step.prefetch_chunk::<S, E>(simd, row, chunk);
