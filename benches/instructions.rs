@@ -1,5 +1,5 @@
 //! Instruction counts under Valgrind, which repeat exactly: every stage, a small
-//! decode and the slice functions of [`amla::bits`], on the portable backend and with
+//! decode, merges and the slice functions of [`amla::bits`], on the portable backend and with
 //! AVX2.
 //!
 //! `.ci/instructions` runs this and compares with `benches/instructions.txt`.
@@ -15,12 +15,13 @@
 mod common;
 
 use std::hint::black_box;
+use std::ops::Range;
 
 use amla::bits::{self, Increment};
 use amla::stages::{self, Before, Reference, Stages};
 use amla::{
-    Backend, BackendId, Elements, Options, Output, Precision, Problem, ProblemShape, Rescale,
-    Workspace, decode,
+    Backend, BackendId, Elements, Options, Output, Plan, Precision, Problem, ProblemShape, Rescale,
+    SharedOutput, Split, Workspace, combine, decode, run_tasks,
 };
 use iai_callgrind::{library_benchmark, library_benchmark_group, main};
 
@@ -165,9 +166,45 @@ fn decode_h16(call: Decode) {
     decode(&problem, &options, workspace, output).unwrap();
 }
 
+type Combine = (
+    Problem<'static>,
+    Plan,
+    Range<usize>,
+    &'static [f32],
+    SharedOutput<'static>,
+);
+
+/// The same with a split of every 32 keys, 12 in all, whose tasks ran; one merge, or as many as there are.
+fn split(id: BackendId, merges: Option<usize>) -> Combine {
+    let (mut problem, options, workspace, output) = small(id);
+    problem.split = Split::Every(Split::MULTIPLE);
+    let splits = problem.split.ranges(problem.shape.s_k).len();
+    let plan = Plan::for_threads(&problem, splits).unwrap();
+    assert_eq!(plan.tasks(), splits);
+    let partials = vec![0.0; plan.partials_len()].leak();
+    let output = SharedOutput::from(output);
+    let tasks = 0..plan.tasks();
+    run_tasks(
+        &problem, &options, &plan, tasks, workspace, partials, &output,
+    )
+    .unwrap();
+    // The first call looks for the processor's features.
+    combine(&problem, &plan, 0..0, partials, &output).unwrap();
+    let merges = merges.unwrap_or_else(|| plan.merges());
+    (problem, plan, 0..merges, partials, output)
+}
+
+#[library_benchmark]
+#[bench::avx2_one(split(AVX2, Some(1)))]
+#[bench::avx2_all(split(AVX2, None))]
+fn combine_h16(call: Combine) {
+    let (problem, plan, merges, partials, output) = call;
+    combine(&problem, &plan, merges, partials, &output).unwrap();
+}
+
 library_benchmark_group!(
     name = whole;
-    benchmarks = decode_h16
+    benchmarks = decode_h16, combine_h16
 );
 
 /// Elements of each slice.

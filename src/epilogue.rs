@@ -5,7 +5,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::bits::{Increment, NAN, add_increment_f32, difference, one_nan};
-use crate::group::{Group, Partial, PartialRows};
+use crate::group::{Group, Partial, PartialRows, RowSums};
 use crate::kernel::shared::atomic_u32;
 use crate::kernel::{Epilogue, Kernel, Visitor};
 use crate::problem::{Elements, Lse, LseBase, Output, Rescale, SharedElements, SharedOutput};
@@ -70,16 +70,15 @@ fn factors(
         if seen {
             *to = factor;
         }
-        part.exponent[r] = if seen { exponent } else { f32::NEG_INFINITY };
-        part.sum[r] = sum;
-        part.max[r] = state.max[r];
+        let exponent = if seen { exponent } else { f32::NEG_INFINITY };
+        part.sums[r] = [exponent, sum, state.max[r]];
     }
     factors
 }
 
 /// Brings two partial results of a row to one exponent. Returns their common exponent, sum and largest score, and the increments
 /// of the O of either. Rescaling is again an integer addition: exponents are integers in either mode.
-fn align(earlier: [f32; 3], later: [f32; 3]) -> ([f32; 3], [Increment; 2]) {
+fn align(earlier: RowSums, later: RowSums) -> (RowSums, [Increment; 2]) {
     let exponent = earlier[0].max(later[0]);
     let increments = [earlier, later].map(|[own, ..]| Increment::pow2(difference(own, exponent)));
     let before = add_increment_f32(earlier[1], increments[0]);
@@ -173,7 +172,7 @@ impl<'a> Write<'a> {
     }
 
     /// Writes lse and the largest score of a row, and returns the factor of its O.
-    fn stats(&self, group: &Group<'_>, row: usize, [exponent, sum, max]: [f32; 3]) -> f32 {
+    fn stats(&self, group: &Group<'_>, row: usize, [exponent, sum, max]: RowSums) -> f32 {
         let problem = group.problem;
         let (j, h) = group.position(row);
         let empty = !problem.sees_any(group.request, group.head, j);
@@ -278,13 +277,12 @@ impl PanelEnd<'_, '_> {
         };
         for r in 0..self.group.panel_rows(self.panel) {
             if let Some(earlier) = self.earlier {
-                let sums;
-                (sums, rows.increments[r]) = align(earlier.sums(r), self.part.sums(r));
-                [self.part.exponent[r], self.part.sum[r], self.part.max[r]] = sums;
+                let sums = &mut self.part.sums[r];
+                (*sums, rows.increments[r]) = align(earlier.sums[r], *sums);
             }
             if let Some(write) = &self.write {
                 let row = self.panel * PANEL_ROWS + r;
-                rows.inverse[r] = write.stats(self.group, row, self.part.sums(r));
+                rows.inverse[r] = write.stats(self.group, row, self.part.sums[r]);
                 rows.starts[r] = write.start(self.group, row);
             }
         }
@@ -335,61 +333,48 @@ impl Merge<'_> {
     /// One code for all backends, but for the additions.
     fn run(&self, add: Add<'_>) {
         /// Results whose sums come before their O: one waits for the other, and memory would be waited for each time.
-        const AT_ONCE: usize = 8;
+        const AT_ONCE: usize = 16;
         /// Results from one that is added to the one that is prefetched meanwhile.
         const DISTANCE: usize = 4;
         const STRIPS: usize = MAX_D_V / STRIP;
         let (group, rows) = (self.group, self.rows.clone());
         let d_v = group.problem.shape.d_v;
-        let (panel, first) = (rows.start / PANEL_ROWS, rows.start % PANEL_ROWS);
-        let strip_rows = group.strip_rows(panel);
+        let at = PartialRows::of(group, &rows, self.part_len);
+        let mut parts = self.parts.chunks_exact(self.part_len);
         let mut o = [[0.0; STRIP]; STRIPS * MERGED_ROWS];
         let mut sums = [[0.0; 3]; MERGED_ROWS];
-        let count = self.parts.len() / self.part_len;
-        let part = |i: usize| {
-            let part = &self.parts[i * self.part_len..][..self.part_len];
-            PartialRows::view(part, d_v, [panel, first])
-        };
-        let of_rows =
-            |i: usize, strip: usize| &part(i).o[strip * strip_rows + first..][..rows.len()];
-        for start in (0..count).step_by(AT_ONCE) {
-            let at_once = start..count.min(start + AT_ONCE);
+        // The earliest keys' result is where others are added.
+        if let Some(part) = parts.next() {
+            sums[..rows.len()].copy_from_slice(at.sums(part));
+            for (strip, o) in self.strips.clone().zip(o.chunks_mut(MERGED_ROWS)) {
+                o[..rows.len()].copy_from_slice(at.o(part, strip));
+            }
+        }
+        while parts.len() > 0 {
             let mut increments = [[[Increment::NONE; 2]; MERGED_ROWS]; AT_ONCE];
-            for (i, increments) in at_once.clone().zip(&mut increments) {
-                let part = part(i);
-                let rows = sums.iter_mut().zip(increments).take(rows.len());
-                for (r, (sums, increments)) in rows.enumerate() {
-                    let own = part.sums(r);
-                    if i == 0 {
-                        *sums = own;
-                        continue;
-                    }
+            for (part, increments) in parts.clone().zip(&mut increments) {
+                let rows = sums.iter_mut().zip(at.sums(part)).zip(increments);
+                for ((sums, own), increments) in rows {
                     let moves;
-                    (*sums, moves) = align(*sums, own);
+                    (*sums, moves) = align(*sums, *own);
                     // What is merged is in the place of the later keys: a sum has no order.
                     *increments = [moves[1], moves[0]];
                 }
             }
             for (strip, o) in self.strips.clone().zip(o.chunks_mut(MERGED_ROWS)) {
-                for (i, increments) in at_once.clone().zip(&increments) {
-                    if i == 0 {
-                        o[..rows.len()].copy_from_slice(of_rows(i, strip));
-                        continue;
-                    }
-                    let next = i + DISTANCE;
+                let mut coming = parts.clone().skip(DISTANCE);
+                for (part, increments) in parts.clone().zip(&increments) {
                     let call = Epilogue {
                         rows: 0..rows.len(),
                         increments,
-                        next: if next < count {
-                            of_rows(next, strip)
-                        } else {
-                            &[]
-                        },
+                        next: coming.next().map_or(&[], |part| at.o(part, strip)),
                         ..Epilogue::NONE
                     };
-                    add(&call, Some(of_rows(i, strip)), o);
+                    add(&call, Some(at.o(part, strip)), o);
                 }
             }
+            // To those that come next.
+            parts.nth(AT_ONCE - 1);
         }
         let write = Write::shared(self.output);
         let mut inverse = [0.0; MERGED_ROWS];

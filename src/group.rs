@@ -232,112 +232,111 @@ const fn below(n: usize) -> u64 {
     }
 }
 
-/// The partial result of a task: O and the sum of P, both relative to `2^exponent`.
+/// A row's numbers in a [`Partial`] beside its O: reference exponent, -inf if it saw no key; sum of the unrounded P; largest
+/// unscaled score, -inf if it saw no key.
+pub type RowSums = [f32; 3];
+
+/// The partial result of a task: O and the sum of P of each row, both relative to `2^exponent`.
 /// `O / sum` is the attention over the task's keys.
 pub struct Partial<'a> {
     /// Strips of O, some for each panel, contiguous in it ([`Group::strip_rows`]); those of all panels but the last have
     /// room for full panels.
     pub o: &'a mut [ORow],
-    /// Reference exponent of each row; -inf if it saw no key.
-    pub exponent: &'a mut [f32],
-    /// Sum of the unrounded P.
-    pub sum: &'a mut [f32],
-    /// The largest unscaled score of each row; -inf if it saw no key.
-    pub max: &'a mut [f32],
+    /// The other numbers of each row.
+    pub sums: &'a mut [RowSums],
 }
 
 impl<'a> Partial<'a> {
     /// FP32 numbers that a partial result with room for `rows` rows ([`Group::room`]) takes.
     pub const fn len(rows: usize, d_v: usize) -> usize {
-        rows * (strips(d_v) * STRIP + 3)
+        rows * row_numbers(d_v)
+    }
+
+    /// Rows for which memory of `len` numbers has room, and where their sums begin.
+    const fn layout(len: usize, d_v: usize) -> (usize, usize) {
+        let rows = len / row_numbers(d_v);
+        (rows, rows * strips(d_v) * STRIP)
     }
 
     /// Copies what a partial result has of `room` rows ([`Group::room`]), which may be fewer than there is memory for.
     pub fn copy(from: &[f32], to: &mut [f32], room: usize, d_v: usize) {
-        let width = strips(d_v) * STRIP;
-        let rows = to.len() / (width + 3);
-        let o = 0..room * width;
-        let sums = (0..3)
-            .map(|i| (width + i) * rows)
-            .map(|start| start..start + room);
-        for part in core::iter::once(o).chain(sums) {
+        let (_, sums) = Self::layout(to.len(), d_v);
+        for part in [0..room * strips(d_v) * STRIP, sums..sums + room * ROW_SUMS] {
             to[part.clone()].copy_from_slice(&from[part]);
         }
     }
 
     /// Views memory of [`len`](Self::len) numbers.
     pub fn view(memory: &'a mut [f32], d_v: usize) -> Self {
-        let width = strips(d_v) * STRIP;
-        let rows = memory.len() / (width + 3);
-        let (o, rest) = memory.split_at_mut(rows * width);
-        let (exponent, rest) = rest.split_at_mut(rows);
-        let (sum, max) = rest.split_at_mut(rows);
+        let (rows, sums) = Self::layout(memory.len(), d_v);
+        let (o, sums) = memory.split_at_mut(sums);
         Self {
             o: bytemuck::cast_slice_mut(o),
-            exponent,
-            sum,
-            max,
+            sums: &mut sums.as_chunks_mut().0[..rows],
         }
-    }
-
-    /// Strips of each panel's O.
-    const fn strips(&self) -> usize {
-        self.o.len() / self.exponent.len()
-    }
-
-    /// Exponent, sum and largest score of a row.
-    pub fn sums(&self, row: usize) -> [f32; 3] {
-        [self.exponent[row], self.sum[row], self.max[row]]
     }
 
     /// The same, borrowed anew.
     pub fn reborrow(&mut self) -> Partial<'_> {
         Partial {
             o: self.o,
-            exponent: self.exponent,
-            sum: self.sum,
-            max: self.max,
+            sums: self.sums,
         }
     }
 
     /// One panel's.
     pub fn panel(self, panel: usize) -> Self {
-        let strips = self.strips();
+        let strips = self.o.len() / self.sums.len();
         let start = panel * PANEL_ROWS;
-        let rows = start..self.exponent.len().min(start + PANEL_ROWS);
+        let rows = start..self.sums.len().min(start + PANEL_ROWS);
         Self {
             o: &mut self.o[rows.start * strips..rows.end * strips],
-            exponent: &mut self.exponent[rows.clone()],
-            sum: &mut self.sum[rows.clone()],
-            max: &mut self.max[rows],
+            sums: &mut self.sums[rows],
         }
     }
 }
 
-/// A panel's partial result, to be read from some row on.
-pub struct PartialRows<'a> {
-    /// The strips of the panel's O.
-    pub o: &'a [ORow],
-    /// As [`Partial`] has them.
-    sums: [&'a [f32]; 3],
+/// Numbers of [`RowSums`].
+const ROW_SUMS: usize = size_of::<RowSums>() / size_of::<f32>();
+
+/// Numbers of a row of a [`Partial`].
+const fn row_numbers(d_v: usize) -> usize {
+    strips(d_v) * STRIP + ROW_SUMS
 }
 
-impl<'a> PartialRows<'a> {
-    /// Views the memory of a [`Partial`].
-    pub fn view(memory: &'a [f32], d_v: usize, [panel, row]: [usize; 2]) -> Self {
-        let strips = strips(d_v);
-        let rows = memory.len() / (strips * STRIP + 3);
-        let (o, sums) = memory.split_at(rows * strips * STRIP);
-        let first = panel * PANEL_ROWS;
+/// Where partial results of a group have some rows of one panel: found once, as their number may be large.
+#[derive(Clone, Copy)]
+pub struct PartialRows {
+    /// The first row's number in the first strip, and numbers from strip to strip.
+    o: usize,
+    strip: usize,
+    /// The first row's [`RowSums`].
+    sums: usize,
+    rows: usize,
+}
+
+impl PartialRows {
+    /// In partial results of `len` numbers.
+    pub fn of(group: &Group<'_>, rows: &Range<usize>, len: usize) -> Self {
+        let d_v = group.problem.shape.d_v;
+        let (panel, first) = (rows.start / PANEL_ROWS, rows.start % PANEL_ROWS);
+        let (_, sums) = Partial::layout(len, d_v);
         Self {
-            o: &bytemuck::cast_slice(o)[first * strips..],
-            sums: [0, 1, 2].map(|i| &sums[i * rows + first + row..(i + 1) * rows]),
+            o: (panel * PANEL_ROWS * strips(d_v) + first) * STRIP,
+            strip: group.strip_rows(panel) * STRIP,
+            sums: sums + rows.start * ROW_SUMS,
+            rows: rows.len(),
         }
     }
 
-    /// As [`Partial::sums`].
-    pub fn sums(&self, row: usize) -> [f32; 3] {
-        self.sums.map(|numbers| numbers[row])
+    /// A strip of O in the memory of a [`Partial`].
+    pub fn o<'p>(&self, partial: &'p [f32], strip: usize) -> &'p [ORow] {
+        &partial[self.o + strip * self.strip..].as_chunks().0[..self.rows]
+    }
+
+    /// What else it has of the rows.
+    pub fn sums<'p>(&self, partial: &'p [f32]) -> &'p [RowSums] {
+        &partial[self.sums..].as_chunks().0[..self.rows]
     }
 }
 

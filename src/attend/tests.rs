@@ -180,9 +180,7 @@ impl Drive<'_> {
         };
         attend(kernel, task);
         let partial = Partial::view(&mut memory, D_V);
-        let mut numbers = [partial.exponent, partial.sum, partial.max]
-            .map(|numbers| &numbers[..rows])
-            .concat();
+        let mut numbers = partial.sums[..rows].as_flattened().to_vec();
         for panel in 0..group.panels() {
             let o = panel_o(&group, panel, partial.o);
             for strip in o.chunks(group.strip_rows(panel)) {

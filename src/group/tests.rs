@@ -167,3 +167,32 @@ fn indices_of_no_key() {
         });
     });
 }
+
+/// Merges find rows where tasks have them, also in memory for more rows than a task has.
+#[test]
+fn rows_of_partial_results() {
+    let shape = ProblemShape {
+        d_qk: 128,
+        d_v: 128,
+        ..SHAPE
+    };
+    with_problem(shape, |dense| {
+        for (_, group) in row_groups(&dense, PANELS) {
+            let rows = group.room();
+            for len in [rows, rows + 16].map(|rows| Partial::len(rows, shape.d_v)) {
+                let partial: Vec<f32> = (0_u16..).take(len).map(f32::from).collect();
+                let mut memory = partial.clone();
+                for row in 0..group.rows.len() {
+                    let at = PartialRows::of(&group, &(row..row + 1), len);
+                    let (panel, r) = (row / PANEL_ROWS, row % PANEL_ROWS);
+                    let part = Partial::view(&mut memory, shape.d_v).panel(panel);
+                    assert_eq!(at.sums(&partial), [part.sums[r]], "row {row}");
+                    let strips = part.o.chunks(group.strip_rows(panel)).enumerate();
+                    for (strip, o) in strips.take(2) {
+                        assert_eq!(at.o(&partial, strip), [o[r]], "row {row}, strip {strip}");
+                    }
+                }
+            }
+        }
+    });
+}
