@@ -5,11 +5,11 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::bits::{Increment, NAN, add_increment_f32, difference, one_nan};
-use crate::group::{Group, Partial, PartialRows, RowSums};
+use crate::group::{Group, Partial, PartialRows};
 use crate::kernel::shared::atomic_u32;
 use crate::kernel::{Epilogue, Kernel, Visitor};
 use crate::problem::{Elements, Lse, LseBase, Output, Rescale, SharedElements, SharedOutput};
-use crate::tile::{MAX_D_V, ORow, PANEL_ROWS, RowState, STRIP, strips};
+use crate::tile::{MAX_D_V, ORow, PANEL_ROWS, RowState, RowSums, STRIP, strips};
 
 /// Brings a task's O and sums into the form of [`Partial`], adds the result over earlier keys, and stores
 /// rows that have no later ones.
@@ -339,21 +339,21 @@ impl Merge<'_> {
         const STRIPS: usize = MAX_D_V / STRIP;
         let (group, rows) = (self.group, self.rows.clone());
         let d_v = group.problem.shape.d_v;
-        let at = PartialRows::of(group, &rows, self.part_len);
+        let offsets = PartialRows::of(group, &rows, self.part_len);
         let mut parts = self.parts.chunks_exact(self.part_len);
         let mut o = [[0.0; STRIP]; STRIPS * MERGED_ROWS];
         let mut sums = [[0.0; 3]; MERGED_ROWS];
-        // The earliest keys' result is where others are added.
+        // Starts with the result over the earliest keys.
         if let Some(part) = parts.next() {
-            sums[..rows.len()].copy_from_slice(at.sums(part));
+            sums[..rows.len()].copy_from_slice(offsets.sums(part));
             for (strip, o) in self.strips.clone().zip(o.chunks_mut(MERGED_ROWS)) {
-                o[..rows.len()].copy_from_slice(at.o(part, strip));
+                o[..rows.len()].copy_from_slice(offsets.o(part, strip));
             }
         }
+        let mut increments = [[[Increment::NONE; 2]; MERGED_ROWS]; AT_ONCE];
         while parts.len() > 0 {
-            let mut increments = [[[Increment::NONE; 2]; MERGED_ROWS]; AT_ONCE];
             for (part, increments) in parts.clone().zip(&mut increments) {
-                let rows = sums.iter_mut().zip(at.sums(part)).zip(increments);
+                let rows = sums.iter_mut().zip(offsets.sums(part)).zip(increments);
                 for ((sums, own), increments) in rows {
                     let moves;
                     (*sums, moves) = align(*sums, *own);
@@ -367,13 +367,13 @@ impl Merge<'_> {
                     let call = Epilogue {
                         rows: 0..rows.len(),
                         increments,
-                        next: coming.next().map_or(&[], |part| at.o(part, strip)),
+                        next: coming.next().map_or(&[], |part| offsets.o(part, strip)),
                         ..Epilogue::NONE
                     };
-                    add(&call, Some(at.o(part, strip)), o);
+                    add(&call, Some(offsets.o(part, strip)), o);
                 }
             }
-            // To those that come next.
+            // To the next ones.
             parts.nth(AT_ONCE - 1);
         }
         let write = Write::shared(self.output);

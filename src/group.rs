@@ -5,7 +5,7 @@ use core::ops::Range;
 use crate::format::Row;
 use crate::kernel::{Mask, strip_rows};
 use crate::problem::Problem;
-use crate::tile::{ORow, PANEL_ROWS, STRIP, strips};
+use crate::tile::{ORow, PANEL_ROWS, ROW_SUMS, RowSums, STRIP, strips};
 
 /// The rows of one request and KV head that a task holds, and the keys it attends
 /// them to; or those of several KV heads.
@@ -232,11 +232,7 @@ const fn below(n: usize) -> u64 {
     }
 }
 
-/// A row's numbers in a [`Partial`] beside its O: reference exponent, -inf if it saw no key; sum of the unrounded P; largest
-/// unscaled score, -inf if it saw no key.
-pub type RowSums = [f32; 3];
-
-/// The partial result of a task: O and the sum of P of each row, both relative to `2^exponent`.
+/// The partial result of a task: O and the sum of P of each row, both relative to 2 to the power of its exponent.
 /// `O / sum` is the attention over the task's keys.
 pub struct Partial<'a> {
     /// Strips of O, some for each panel, contiguous in it ([`Group::strip_rows`]); those of all panels but the last have
@@ -249,18 +245,17 @@ pub struct Partial<'a> {
 impl<'a> Partial<'a> {
     /// FP32 numbers that a partial result with room for `rows` rows ([`Group::room`]) takes.
     pub const fn len(rows: usize, d_v: usize) -> usize {
-        rows * row_numbers(d_v)
+        rows * (strips(d_v) * STRIP + ROW_SUMS)
     }
 
-    /// Rows for which memory of `len` numbers has room, and where their sums begin.
-    const fn layout(len: usize, d_v: usize) -> (usize, usize) {
-        let rows = len / row_numbers(d_v);
-        (rows, rows * strips(d_v) * STRIP)
+    /// Where the sums begin in a partial result of `len` numbers.
+    const fn sums_start(len: usize, d_v: usize) -> usize {
+        len / Self::len(1, d_v) * strips(d_v) * STRIP
     }
 
     /// Copies what a partial result has of `room` rows ([`Group::room`]), which may be fewer than there is memory for.
     pub fn copy(from: &[f32], to: &mut [f32], room: usize, d_v: usize) {
-        let (_, sums) = Self::layout(to.len(), d_v);
+        let sums = Self::sums_start(to.len(), d_v);
         for part in [0..room * strips(d_v) * STRIP, sums..sums + room * ROW_SUMS] {
             to[part.clone()].copy_from_slice(&from[part]);
         }
@@ -268,11 +263,11 @@ impl<'a> Partial<'a> {
 
     /// Views memory of [`len`](Self::len) numbers.
     pub fn view(memory: &'a mut [f32], d_v: usize) -> Self {
-        let (rows, sums) = Self::layout(memory.len(), d_v);
-        let (o, sums) = memory.split_at_mut(sums);
+        debug_assert!(memory.len().is_multiple_of(Self::len(1, d_v)));
+        let (o, sums) = memory.split_at_mut(Self::sums_start(memory.len(), d_v));
         Self {
             o: bytemuck::cast_slice_mut(o),
-            sums: &mut sums.as_chunks_mut().0[..rows],
+            sums: sums.as_chunks_mut().0,
         }
     }
 
@@ -296,21 +291,13 @@ impl<'a> Partial<'a> {
     }
 }
 
-/// Numbers of [`RowSums`].
-const ROW_SUMS: usize = size_of::<RowSums>() / size_of::<f32>();
-
-/// Numbers of a row of a [`Partial`].
-const fn row_numbers(d_v: usize) -> usize {
-    strips(d_v) * STRIP + ROW_SUMS
-}
-
-/// Where partial results of a group have some rows of one panel: found once, as their number may be large.
-#[derive(Clone, Copy)]
+/// Where each partial result of a group has some rows of one panel: it is the same in all, and computed once a merge.
 pub struct PartialRows {
-    /// The first row's number in the first strip, and numbers from strip to strip.
+    /// Where the rows begin in the first strip.
     o: usize,
-    strip: usize,
-    /// The first row's [`RowSums`].
+    /// Numbers of a strip.
+    strip_len: usize,
+    /// Where their sums begin.
     sums: usize,
     rows: usize,
 }
@@ -320,21 +307,20 @@ impl PartialRows {
     pub fn of(group: &Group<'_>, rows: &Range<usize>, len: usize) -> Self {
         let d_v = group.problem.shape.d_v;
         let (panel, first) = (rows.start / PANEL_ROWS, rows.start % PANEL_ROWS);
-        let (_, sums) = Partial::layout(len, d_v);
         Self {
             o: (panel * PANEL_ROWS * strips(d_v) + first) * STRIP,
-            strip: group.strip_rows(panel) * STRIP,
-            sums: sums + rows.start * ROW_SUMS,
+            strip_len: group.strip_rows(panel) * STRIP,
+            sums: Partial::sums_start(len, d_v) + rows.start * ROW_SUMS,
             rows: rows.len(),
         }
     }
 
-    /// A strip of O in the memory of a [`Partial`].
+    /// The rows in a strip of O.
     pub fn o<'p>(&self, partial: &'p [f32], strip: usize) -> &'p [ORow] {
-        &partial[self.o + strip * self.strip..].as_chunks().0[..self.rows]
+        &partial[self.o + strip * self.strip_len..].as_chunks().0[..self.rows]
     }
 
-    /// What else it has of the rows.
+    /// Their sums.
     pub fn sums<'p>(&self, partial: &'p [f32]) -> &'p [RowSums] {
         &partial[self.sums..].as_chunks().0[..self.rows]
     }

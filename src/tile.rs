@@ -240,8 +240,15 @@ pub const fn padded_d_qk(d_qk: usize) -> usize {
     d_qk.next_multiple_of(WIDTH_MULTIPLE)
 }
 
+/// A row's reference exponent, -inf if it saw no key; its sum of the unrounded P; its largest unscaled score, -inf if it saw
+/// no key.
+pub type RowSums = [f32; ROW_SUMS];
+
+/// Numbers of a row of a partial result beside its O.
+pub const ROW_SUMS: usize = 3;
+
 /// Most FP32 numbers of one task's partial result: O, and exponent, sum and largest score of each row.
-pub const MAX_PARTIAL: usize = GROUP_ROWS * (MAX_D_V + 3);
+pub const MAX_PARTIAL: usize = GROUP_ROWS * (MAX_D_V + ROW_SUMS);
 
 /// The memory that one thread works in: about 1.9 MiB (152 KiB with small tiles), 64-byte
 /// aligned.

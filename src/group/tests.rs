@@ -177,22 +177,38 @@ fn rows_of_partial_results() {
         ..SHAPE
     };
     with_problem(shape, |dense| {
-        for (_, group) in row_groups(&dense, PANELS) {
-            let rows = group.room();
-            for len in [rows, rows + 16].map(|rows| Partial::len(rows, shape.d_v)) {
-                let partial: Vec<f32> = (0_u16..).take(len).map(f32::from).collect();
-                let mut memory = partial.clone();
-                for row in 0..group.rows.len() {
-                    let at = PartialRows::of(&group, &(row..row + 1), len);
-                    let (panel, r) = (row / PANEL_ROWS, row % PANEL_ROWS);
-                    let part = Partial::view(&mut memory, shape.d_v).panel(panel);
-                    assert_eq!(at.sums(&partial), [part.sums[r]], "row {row}");
-                    let strips = part.o.chunks(group.strip_rows(panel)).enumerate();
-                    for (strip, o) in strips.take(2) {
-                        assert_eq!(at.o(&partial, strip), [o[r]], "row {row}, strip {strip}");
-                    }
-                }
+        let groups = [1, PANELS].map(|panels| row_groups(&dense, panels));
+        for (_, group) in groups.into_iter().flatten() {
+            // Strips of few rows are contiguous.
+            for planned_rows in [1, group.planned_rows] {
+                check_partial(&Group {
+                    planned_rows,
+                    ..group.clone()
+                });
             }
         }
     });
+}
+
+fn check_partial(group: &Group<'_>) {
+    const AT_ONCE: usize = 3;
+    let (room, d_v) = (group.room(), group.problem.shape.d_v);
+    for len in [room, room + 16].map(|rows| Partial::len(rows, d_v)) {
+        let partial: Vec<f32> = (0_u16..).take(len).map(f32::from).collect();
+        let mut memory = partial.clone();
+        for panel in 0..group.panels() {
+            let part = Partial::view(&mut memory, d_v).panel(panel);
+            let count = group.panel_rows(panel);
+            for r in 0..count {
+                let some = r..count.min(r + AT_ONCE);
+                let [start, end] = [some.start, some.end].map(|r| panel * PANEL_ROWS + r);
+                let offsets = PartialRows::of(group, &(start..end), len);
+                assert_eq!(offsets.sums(&partial), &part.sums[some.clone()]);
+                let strip_rows = group.strip_rows(panel);
+                for (strip, o) in part.o.chunks(strip_rows).take(strips(d_v)).enumerate() {
+                    assert_eq!(offsets.o(&partial, strip), &o[some.clone()], "row {start}");
+                }
+            }
+        }
+    }
 }
